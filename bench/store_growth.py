@@ -21,6 +21,7 @@ from pathlib import Path
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.client_requests import ClientRequests
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import SystemClock
 from popmq.common.disk import ColdRead, RealDisk
 from popmq.common.protocol.messaging_payloads import PopRequest, PutEntry, PutRequest
@@ -65,7 +66,7 @@ def started(folder: Path) -> Broker:
         settings,
         disk=RealDisk(),
         clock=SystemClock(),
-        flusher=InlineFlusher(),
+        threads=StoreThreads.of_one(InlineFlusher()),
         rng=random.Random(1),
     )
     broker.start()

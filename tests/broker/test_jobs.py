@@ -2,8 +2,9 @@
 
 import pytest
 
-from popmq.broker.handlers import request_runner as jobs
+from popmq.broker.handlers import request_runner as runner_module
 from popmq.broker.handlers.request_runner import RequestRunner
+from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -16,25 +17,22 @@ class Counted:
     def __init__(self, steps: int) -> None:
         self.left = steps
 
-    def step(self) -> bytes | None:
+    def steps(self) -> ResumableRead[bytes]:
         self.left -= 1
-        return b"done" if not self.left else None
+        while self.left:
+            yield None
+            self.left -= 1
+        return b"done"
 
 
-class Broken:
-    def step(self) -> bytes | None:
-        raise AssertionError("a broken invariant")
+def broken() -> ResumableRead[bytes]:
+    raise AssertionError("a broken invariant")
+    yield None
 
 
-class Refusing:
-    def __init__(self) -> None:
-        self.tried = False
-
-    def step(self) -> bytes | None:
-        if self.tried:
-            raise Refused(Code.NOT_FOUND, "gone meanwhile")
-        self.tried = True
-        return None
+def refusing() -> ResumableRead[bytes]:
+    yield None
+    raise Refused(Code.NOT_FOUND, "gone meanwhile")
 
 
 def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
@@ -42,8 +40,8 @@ def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
     runner = RequestRunner(core.broker.store)
     first, second = Counted(3), Counted(3)
     answers = [Answer(), Answer()]
-    runner.run(first, answers[0].on_result)
-    runner.run(second, answers[1].on_result)
+    runner.run(first.steps(), answers[0].on_result)
+    runner.run(second.steps(), answers[1].on_result)
     assert (first.left, second.left) == (2, 2)
     core.tick()
     assert (first.left, second.left) == (1, 2)
@@ -56,7 +54,7 @@ def test_what_comes_before_a_step_comes_before_each_step() -> None:
     core, job = CoreBroker(), Counted(3)
     left_before: list[int] = []
     runner = RequestRunner(core.broker.store, lambda: left_before.append(job.left))
-    runner.run(job, Answer().on_result)
+    runner.run(job.steps(), Answer().on_result)
     core.run_until_idle()
     assert left_before == [3, 2, 1]
 
@@ -70,12 +68,11 @@ def test_a_job_sees_an_ack_that_waits_for_its_record() -> None:
     core.ask(Kind.ACK, request, settle=False)
     seen: list[int] = []
 
-    class Looking:
-        def step(self) -> bytes | None:
-            seen.append(core.broker.table.in_flight)
-            return b"done"
+    def look() -> bytes:
+        seen.append(core.broker.table.in_flight)
+        return b"done"
 
-    core.server._jobs.run(Looking(), Answer().on_result)
+    core.server.runner.run(read_now(look), Answer().on_result)
     assert seen == [0]
     core.run_until_idle()
 
@@ -84,7 +81,7 @@ def test_a_refusal_in_a_later_step_is_the_answer() -> None:
     core = CoreBroker()
     runner = RequestRunner(core.broker.store)
     answer = Answer()
-    runner.run(Refusing(), answer.on_result)
+    runner.run(refusing(), answer.on_result)
     core.run_until_idle()
     assert isinstance(answer.error, PopmqError)
     assert answer.error.code is Code.NOT_FOUND
@@ -94,14 +91,14 @@ def test_a_refusal_in_a_later_step_is_the_answer() -> None:
 def test_jobs_are_bounded_in_number_and_one_that_breaks_gives_its_place_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jobs, "JOB_LIMIT", 1)
+    monkeypatch.setattr(runner_module, "REQUEST_LIMIT", 1)
     core = CoreBroker()
     runner = RequestRunner(core.broker.store)
     with pytest.raises(AssertionError, match="broken invariant"):
-        runner.run(Broken(), Answer().on_result)
+        runner.run(broken(), Answer().on_result)
     answer = Answer()
-    runner.run(Counted(2), answer.on_result)
+    runner.run(Counted(2).steps(), answer.on_result)
     with pytest.raises(TooManyRequests):
-        runner.run(Counted(1), Answer().on_result)
+        runner.run(Counted(1).steps(), Answer().on_result)
     core.run_until_idle()
     assert answer.body == b"done"

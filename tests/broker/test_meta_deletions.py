@@ -3,7 +3,7 @@
 import pytest
 from broker.meta_pair import Two
 
-from popmq.broker.handlers.meta_copies import COPIED_MS
+from popmq.broker.core.meta_copies import COPIED_MS
 from popmq.broker.node.meta_follower import AGAIN_MS
 from popmq.common.errors import Code, TopicNotFound
 from popmq.common.protocol.messaging_payloads import Kind

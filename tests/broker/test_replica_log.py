@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.message_store import MessageStore, StoreThreads
 from popmq.common.errors import StoreDamaged
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -30,9 +30,12 @@ class Copy:
         self._calls: deque[Callable[[], None]] = deque()
         self.confirmed_of: list[int] = []
         self.store = MessageStore(
-            ResidentDisk(), str(folder), settings, ManualClock(), QueuedFlusher(self._calls)
+            ResidentDisk(),
+            str(folder),
+            settings,
+            ManualClock(),
+            StoreThreads.of_one(QueuedFlusher(self._calls), self._calls.append),
         )
-        self.store.call_soon = self._calls.append
         self.store.on_durable = self.confirmed_of.append
         self.store.open()
         self.store.recover(lambda record: None)

@@ -259,8 +259,8 @@ def fired_timers_fire_again_after_a_switch(patch: Patch) -> None:
     """A promoted slave forgets which timers fired since its snapshot."""
     lead = following.SlaveLifecycle.promote
 
-    def wrong(self: following.SlaveLifecycle, epoch: int) -> None:
-        lead(self, epoch)
+    def wrong(self: following.SlaveLifecycle, epoch: int, *on_opened: Callable[[], None]) -> None:
+        lead(self, epoch, *on_opened)
         state: TimerState = self._timers.state
         state.cursor = (0, 0)
 
@@ -270,8 +270,8 @@ def fired_timers_fire_again_after_a_switch(patch: Patch) -> None:
 def timers_begin_anew_at_each_master(patch: Patch) -> None:
     """What was enqueued before the switch is never fired."""
 
-    def wrong(self: following.SlaveLifecycle, epoch: int) -> None:
-        promote(self, epoch)
+    def wrong(self: following.SlaveLifecycle, epoch: int, *on_opened: Callable[[], None]) -> None:
+        promote(self, epoch, *on_opened)
         self._timers.state.pending.clear()
 
     promote = following.SlaveLifecycle.promote
@@ -300,7 +300,7 @@ def promoted_without_its_last_records(patch: Patch) -> None:
         if self.promoted and self._store.slave is not None:
             self._store.opened()
             self._lead()
-            self.on_master_opened()
+            self._on_opened()
             return 1
         return int(step(self))
 

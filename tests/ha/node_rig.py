@@ -12,6 +12,7 @@ from ha.replicas import HeldFlusher
 
 from popmq.broker.ha.role import BrokerRole
 from popmq.broker.node.broker_node import BrokerNode
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.errors import DeadlineExceeded, PopmqError, Unavailable
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
@@ -120,13 +121,16 @@ class Node:
             settings,
             disk=self.disk,
             clock=self.clock,
-            flusher=self.flusher,
-            housekeeper=self.housekeeper,
+            threads=StoreThreads(
+                self.flusher,
+                self.housekeeper,
+                readers=self.flusher,
+                call_soon=self.calls.append,
+                on_failure=self.failures.append,
+            ),
             rng=random.Random(f"{self.name} {self.life}"),
-            soon=self.calls.append,
             open_port=lambda address: Wire(self.rig, self.address, address),
             controllers=[Wire(self.rig, self.address, CONTROLLER)],
-            on_failure=self.failures.append,
             on_demoted=self._demoted,
         )
         self.node.address = self.address

@@ -19,7 +19,7 @@ from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
-from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.message_store import MessageStore, StoreThreads
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import replication_payloads as replication
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
@@ -129,8 +129,13 @@ class Replica:
         self.lives += 1
         self.side = self.slave = None
         self.flusher = HeldFlusher(self.world.calls)
-        self.store = MessageStore(self.disk, "data", STORE, self.world.clock, self.flusher)
-        self.store.call_soon = self.world.calls.append
+        self.store = MessageStore(
+            self.disk,
+            "data",
+            STORE,
+            self.world.clock,
+            StoreThreads.of_one(self.flusher, self.world.calls.append),
+        )
         self.store.on_durable = self._durable
         self.store.replicas.keep_tail(1 << 20)
         self.store.open()

@@ -138,8 +138,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
     store = pair.slave.broker.store
     assert store.slave is not None
     end, served = store.end, []
-    pair.slave.broker.following.on_master_opened = lambda: served.append(store.epoch)
-    pair.slave.broker.promote(7)
+    pair.slave.broker.promote(7, lambda: served.append(store.epoch))
     pair.slave.run_until_idle()
     pair.slave.run_steps()
     assert not pair.slave.broker.serving

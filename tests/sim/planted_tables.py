@@ -10,7 +10,7 @@ from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
-from popmq.broker.handlers.server import BrokerServer
+from popmq.broker.handlers.receive import Receives
 from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.persistence.log_time import LogTime
 from popmq.broker.pop.long_polling import LongPolling, Waiter, WaiterResult
@@ -85,11 +85,11 @@ def log_time_goes_back(patch: Patch) -> None:
 
 def receive_answered_before_its_check_point(patch: Patch) -> None:
     def wrong(
-        self: BrokerServer, on_reply: Any, want: Any, deliveries: Any, rest: int, number: int
+        self: Receives, on_reply: Any, want: Any, deliveries: Any, rest: int, number: int
     ) -> None:
         on_reply(deliveries.encode_reply(rest, 0))
 
-    patch.setattr(BrokerServer, "_reply_pop", wrong)
+    patch.setattr(Receives, "reply", wrong)
 
 
 def waiter_not_woken(patch: Patch) -> None:

@@ -103,7 +103,7 @@ def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:
         assert error.code in (Code.ILLEGAL_MESSAGE_ID, Code.TOPIC_NOT_FOUND) or (
             error.code in (Code.ILLEGAL_DELIVERY_TIME, Code.BAD_REQUEST)
         )
-    assert core.server._jobs.running == 0
+    assert core.server.runner.running == 0
 
 
 @pytest.fixture

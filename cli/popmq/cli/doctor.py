@@ -21,6 +21,7 @@ from popmq.broker.doctor.repair import ReadLock, as_fields, chosen, repair
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import stored_cluster
 from popmq.broker.node.broker_process import DataLock
+from popmq.broker.store.message_store import StoreThreads
 from popmq.cli import doctor_diff
 from popmq.cli.messages import Subparsers
 from popmq.cli.metadata import columns
@@ -140,11 +141,10 @@ def rehearse(
         settings,
         disk=disk,
         clock=SystemClock(),
-        flusher=InlineFlusher(),
+        # Nothing is handed to the flusher: what the start itself appends stays out of the index.
+        threads=StoreThreads.of_one(InlineFlusher(), lambda work: None),
         rng=random.Random(0),
     )
-    # Nothing is handed to the flusher: what the start itself appends stays out of the index.
-    broker.store.call_soon = lambda work: None
     try:
         broker.start()
     except Exception as error:  # whatever a start raises ends the process

@@ -8,6 +8,7 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 import random
 from collections.abc import Callable
 
+from popmq.broker.core.meta_copies import MetaCopies
 from popmq.broker.core.record_applier import RecordApplier
 from popmq.broker.core.replica_record_writer import ReplicaRecordWriter
 from popmq.broker.core.send_service import SendService
@@ -39,6 +40,7 @@ from popmq.broker.operations.pull_offsets import PullOffsets
 from popmq.broker.operations.pull_reader import PullReader
 from popmq.broker.operations.redrive_service import RedriveService
 from popmq.broker.persistence.epoch_start import EpochStart
+from popmq.broker.persistence.retention import LiveBody
 from popmq.broker.persistence.wipe import wipe
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up_throttle import CatchUpThrottle
@@ -47,14 +49,13 @@ from popmq.broker.pop.pop_rollback import PopRollback
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.lookup import Lookup
-from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.message_store import MessageStore, ReplicaListener, StoreThreads
 from popmq.broker.timer.timers import Timers
 from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
 from popmq.common.settings.settings import Settings
-from popmq.common.step_loop import Flusher
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 
@@ -66,10 +67,10 @@ class Broker:
         disk: Disk,
         clock: Clock,
         waits: Clock | None = None,
-        flusher: Flusher,
-        housekeeper: Flusher | None = None,
+        threads: StoreThreads,
         rng: random.Random,
         log_clock: LogClock | None = None,
+        node: ReplicaListener | None = None,
     ) -> None:
         self.settings = settings
         self._rng = rng
@@ -78,12 +79,12 @@ class Broker:
         self._waits = waits or clock
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
-            disk, settings.broker.data, settings.store, clock, flusher, housekeeper, log_clock
+            disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
         )
-        self.registry = Registry(self.store)
+        self.registry = Registry(self.store, self)
         self.directory = MetadataResolver(self.registry, settings)
         self.receipts = SendDeduplication(settings.dedup)
-        self.table = CheckPointTable(settings.pop.revive_step_ms)
+        self.table = CheckPointTable(settings.pop.revive_step_ms, self._on_unblocked)
         self.buffer = CheckPointBuffer(self.store, self.table, settings.pop)
         self.catch_up = CatchUpThrottle(
             percent=settings.pop.catch_up_percent,
@@ -128,15 +129,23 @@ class Broker:
             *(self.pops, self.parking, settings.pop),
         )
         self.lookup = Lookup(self.store, self.store.index)
+        self.polling = LongPolling(settings.poll.waiters)
         self.lites = LiteService(
             *(self.store, self.registry, self.table, self.pops, self.fifo),
-            *(self.lookup, settings.lite, settings.pop),
+            *(self.lookup, settings.lite, settings.pop, self.polling),
         )
         self.redrives = RedriveService(
             self.store, self.registry, self.redriven, settings.lite.max_topics
         )
         self.sql_filters = SqlFilters()
-        self.polling = LongPolling(settings.poll.waiters)
+        self.meta_copies = MetaCopies(
+            settings,
+            self.registry,
+            self.directory,
+            self.polling,
+            self.waits_ms,
+            self.when_confirmed,
+        )
         self.timers = Timers(
             self.store,
             self.registry,
@@ -145,7 +154,7 @@ class Broker:
             disk=disk,
             folder=settings.broker.data,
             clock=clock,
-            flusher=housekeeper or flusher,
+            flusher=threads.housekeeper,
         )
         self.transactions = Transactions(
             self.store, self.registry, settings.transaction, settings.broker.name
@@ -183,13 +192,6 @@ class Broker:
         self.arrivals = Wakeups(self.registry, self.polling, self.applier, self.lites)
         self.replica_records = ReplicaRecordWriter(self.store, self.buffer, self.timers.state)
         self.following = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
-        self.store.before_batch = self.buffer.before_batch
-        self.store.snapshots.before = self.replica_records.before_snapshot
-        self.store.on_dispatched = self.arrivals.on_dispatched
-        self.store.on_relocated = self.applier.moved
-        self.table.on_unblocked = self.arrivals.on_unblocked
-        self.registry.on_topic_deleted = self._topic_gone
-        self.registry.on_group_deleted = self._group_gone
 
     # -- start and stop
 
@@ -220,9 +222,10 @@ class Broker:
         self._open()
         self.following.start()
 
-    def promote(self, epoch: int) -> None:
-        """Lead the group from the log's end on; serve once `serving` (core/slave_lifecycle.py)."""
-        self.following.promote(epoch)
+    def promote(self, epoch: int, on_opened: Callable[[], None] = lambda: None) -> None:
+        """Lead the group from the log's end on; `on_opened` is called once this broker is
+        `serving` (core/slave_lifecycle.py)."""
+        self.following.promote(epoch, on_opened)
 
     @property
     def serving(self) -> bool:
@@ -278,6 +281,52 @@ class Broker:
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         self.buffer.when_confirmed(callback)
 
+    # -- what the store says (StoreListener)
+
+    def before_batch(self) -> None:
+        self.buffer.before_batch()
+
+    def before_snapshot(self) -> None:
+        self.replica_records.before_snapshot()
+
+    def on_dispatched(self, grown: set[tuple[int, int]]) -> None:
+        self.arrivals.on_dispatched(grown)
+
+    def on_relocated(self, body: LiveBody) -> None:
+        self.applier.moved(body)
+
+    def on_snapshot_made(self, position: int, state_hash: int) -> None:
+        self.replica_records.on_snapshot_made(position, state_hash)
+
+    def on_log_start(self, position: int) -> None:
+        self.replica_records.on_log_start(position)
+
+    # -- what the tables say
+
+    def _on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
+        self.arrivals.on_unblocked(topic_id, group_id, queue_id)
+
+    def on_topic_deleted(self, topic: TopicConfig) -> None:
+        self.table.drop_topic(topic.id)
+        self.buffer.forget_deleted()
+        self.catch_up.forget_topic(topic.name)
+        self.redriven.drop_topic(topic.id)
+        self.transactions.table.drop_topic(topic.id)
+        self.polling.answer_all_empty(topic_id=topic.id)
+        self.lites.remove_subscriber(topic_id=topic.id)
+        self.sends.topic_gone(topic.name)
+        self.pops.delivered.drop(topic=topic.name)
+        self.acks.by_pair.drop(topic=topic.name)
+        self.audit.topic_gone(topic)
+
+    def on_group_deleted(self, group: SubscriptionGroup) -> None:
+        self.table.drop_group(group.id)
+        self.buffer.forget_deleted()
+        self.polling.answer_all_empty(group_id=group.id)
+        self.lites.remove_subscriber(group_id=group.id)
+        self.pops.delivered.drop(group=group.name)
+        self.acks.by_pair.drop(group=group.name)
+
     # -- inside
 
     def _open(self) -> None:
@@ -324,24 +373,3 @@ class Broker:
             self.registry.set_log_id(self._rng.randbytes(16).hex())
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
-
-    def _topic_gone(self, topic: TopicConfig) -> None:
-        self.table.drop_topic(topic.id)
-        self.buffer.forget_deleted()
-        self.catch_up.forget_topic(topic.name)
-        self.redriven.drop_topic(topic.id)
-        self.transactions.table.drop_topic(topic.id)
-        self.polling.answer_all_empty(topic_id=topic.id)
-        self.lites.remove_subscriber(topic_id=topic.id)
-        self.sends.topic_gone(topic.name)
-        self.pops.delivered.drop(topic=topic.name)
-        self.acks.by_pair.drop(topic=topic.name)
-        self.audit.topic_gone(topic)
-
-    def _group_gone(self, group: SubscriptionGroup) -> None:
-        self.table.drop_group(group.id)
-        self.buffer.forget_deleted()
-        self.polling.answer_all_empty(group_id=group.id)
-        self.lites.remove_subscriber(group_id=group.id)
-        self.pops.delivered.drop(group=group.name)
-        self.acks.by_pair.drop(group=group.name)

@@ -19,20 +19,18 @@ class ReplicaRecordWriter:
     def begin(self) -> None:
         """From now on this broker is a master of replicas."""
         self._writes = True
-        self._store.snapshots.on_finished = self._snapshot_made
-        self._store.retention.on_start = self._log_starts_at
 
     def before_snapshot(self) -> None:
         """Everything in the tables becomes a record; then slaves begin a snapshot, too."""
         self._buffer.write_all()
-        if self._writes:
-            self._put(RecordKind.SNAPSHOT_MARK, SnapshotMark(self._timers.classified).encode())
+        self._put(RecordKind.SNAPSHOT_MARK, SnapshotMark(self._timers.classified).encode())
 
-    def _snapshot_made(self, position: int, state_hash: int) -> None:
+    def on_snapshot_made(self, position: int, state_hash: int) -> None:
         self._put(RecordKind.STATE_HASH, StateHash(position, state_hash).encode())
 
-    def _log_starts_at(self, position: int) -> None:
+    def on_log_start(self, position: int) -> None:
         self._put(RecordKind.LOG_START, LogStart(position, self._timers.classified).encode())
 
     def _put(self, kind: RecordKind, body: bytes) -> None:
-        self._store.put_record(kind, topic_id=0, queue_id=0, body=body)
+        if self._writes:
+            self._store.put_record(kind, topic_id=0, queue_id=0, body=body)

@@ -34,13 +34,12 @@ class SlaveLifecycle:
         self._timers_from: int | None = 0  # the timers begin when this position is applied
         self.promoted = False
         self.master_lived = NEVER  # as masters told
-        # Told once, when a promoted broker serves.
-        self.on_master_opened: Callable[[], None] = lambda: None
+        self._on_opened: Callable[[], None]  # of the one promotion
 
     def start(self) -> None:
         known = self._timers.open_files()
-        slave = self._store.follow(self._applier.apply, known=known)
-        slave.keep_from = self._timers.slave_keep_position
+        keep_from = self._timers.slave_keep_position
+        slave = self._store.follow(self._applier.apply, known=known, keep_from=keep_from)
         self._timers_from = self._store.confirmed
         logger.info(
             "follows",
@@ -59,11 +58,12 @@ class SlaveLifecycle:
         self._timers_from = EVERYTHING
         return slave.begin_install(start)
 
-    def promote(self, epoch: int) -> None:
+    def promote(self, epoch: int, on_opened: Callable[[], None] = lambda: None) -> None:
         """The log is durable to its end, and the EpochFile has the epoch already."""
         assert self._store.durable == self._store.end, "promoted with records not on the disk"
         assert not self.promoted, "promoted twice"
         self.promoted = True
+        self._on_opened = on_opened
         slave = self._store.slave
         assert slave is not None, "a master is not promoted"
         newest = slave.apply.newest(self._store.confirmed)
@@ -86,6 +86,6 @@ class SlaveLifecycle:
             store.opened()
             self._lead()
             logger.info("leads", extra={"epoch": store.epoch, "end_bytes": store.end})
-            self.on_master_opened()
+            self._on_opened()
             done += 1
         return done

@@ -16,8 +16,6 @@ class Wakeups:
         self._polling = polling
         self._applier = applier
         self._lites = lites
-        lites.wake = polling.wake_client
-        lites.wake_later = polling.retry_client_waiters
 
     def on_dispatched(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""

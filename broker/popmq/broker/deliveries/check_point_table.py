@@ -47,7 +47,13 @@ class DeliveryStatus(Enum):
 class CheckPointTable:
     table_number = 2
 
-    def __init__(self, revive_step_ms: int = STEP_MS) -> None:
+    def __init__(
+        self,
+        revive_step_ms: int = STEP_MS,
+        on_unblocked: Callable[[int, int, int], None] = lambda topic_id, group_id, queue_id: None,
+    ) -> None:
+        """`on_unblocked` hears that messages of a FIFO group (topic, group, queue) may be
+        available again."""
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[GroupQueue, QueueProgress] = {}
         self.due_times = ReviveBuckets(revive_step_ms)
@@ -60,10 +66,7 @@ class CheckPointTable:
         self.in_flight = 0
         self.parked = ParkedKeys()
         self.parking = ParkingRecords(self, self.parked)
-        # Who hears that messages of a FIFO group (topic, group, queue) may be available again.
-        self.on_unblocked: Callable[[int, int, int], None] = lambda topic_id, group_id, queue_id: (
-            None
-        )
+        self.on_unblocked = on_unblocked
 
     def __len__(self) -> int:
         return len(self._live)

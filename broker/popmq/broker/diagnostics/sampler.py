@@ -16,8 +16,9 @@ from popmq.broker.diagnostics.head_times import Head, HeadTimes
 from popmq.broker.diagnostics.lag import Lag, QueueLag, lags, queue_lags
 from popmq.broker.diagnostics.read_budget import ReadBudget
 from popmq.broker.diagnostics.sample_log import SampleLog
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.meta.registry import Registry
-from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, read
+from popmq.broker.operations.resumable_reads import ResumableRead, read
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
@@ -84,8 +85,8 @@ class Sampler:
         self._interval_ms = settings.sample_interval_ms
         self._clock = clock
         self._next_ms = clock.boot_ms() + self._interval_ms
-        self._running: ResumableRunner | None = None
-        self._warming = False
+        self._running: ResumableRead[int] | None = None
+        self._cold = ColdReadRetry(store.readers)
         self.taken = 0
         self.budget = ReadBudget(settings.read_bytes_per_second)  # of all that reports read
         self.logs = {
@@ -100,33 +101,19 @@ class Sampler:
 
     def step(self) -> None:
         """A piece of the regular sample, when its time has come."""
-        if self._warming:
+        if self._cold.waiting:
             return
         if self._running is not None:
             try:
-                if self._running.step() is not None:
-                    self._running = None
-            except ColdRead as cold:
-                self._warm(cold)
+                missing = next(self._running)
+            except StopIteration:
+                self._running = None
+            else:
+                if isinstance(missing, ColdRead):
+                    self._cold.warm(missing)
         elif self._interval_ms and self._clock.boot_ms() >= self._next_ms:
             self._next_ms = self._clock.boot_ms() + self._interval_ms
-            self._running = ResumableRunner(self._regular())
-
-    def _regular(self) -> ResumableRead[bytes]:
-        yield from self.take(patient=False)
-        return b"taken"
-
-    def _warm(self, cold: ColdRead) -> None:
-        """An old record comes from the disk; the broker does something else meanwhile."""
-        self._warming = True
-
-        def read() -> None:
-            cold.warm()
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False
-
-        self._store.readers.submit(read, done)
+            self._running = self.take(patient=False)
 
     def take(self, *, patient: bool) -> ResumableRead[int]:
         """A sample of now; its number when it can be read. Counts are taken before the first read.

@@ -4,5 +4,5 @@ are told.
 Always holds: Confirmed means held by every replica of the SyncStateSet; one master per epoch; a
 replica truncates only what was not confirmed.
 
-May import: persistence, store, popmq.common.
+May import: log, persistence, store, popmq.common.
 """

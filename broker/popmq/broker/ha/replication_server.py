@@ -17,6 +17,7 @@ from popmq.broker.ha.slave_progress import ByteRate, SlaveProgress, WaitingFetch
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.ha.sync_state_set_updater import SyncStateSetUpdater
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, NotMaster, PopmqError, Refused
@@ -72,6 +73,7 @@ class ReplicationServer:
         self._compared_ms = now_ms() - COMPARE_MS  # when the last such snapshot was asked for
         self._waiting: dict[int, SlaveProgress] = {}
         self._rate = ByteRate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
+        self._cold = ColdReadRetry(store.readers)
         self.received = MemoryConfirmation(
             sync,
             self.followers,
@@ -365,7 +367,7 @@ class ReplicationServer:
     def _warm(self, follower: SlaveProgress, fetch: WaitingFetch, cold: ColdRead) -> None:
         """Read on a thread that may wait (D3), then try again."""
         fetch.reading = True
-        self._store.readers.submit(lambda: _warm(cold), partial(self._warmed, follower, fetch))
+        self._cold.warm(cold, partial(self._warmed, follower, fetch))
 
     def _warmed(
         self, follower: SlaveProgress, fetch: WaitingFetch, error: BaseException | None
@@ -415,7 +417,3 @@ class ReplicationServer:
         self._follower(asked.epoch, asked.store_id, asked.session)
         size = min(asked.max_bytes, self._settings.fetch_bytes)
         self._snapshots.read(asked.snapshot_position, asked.offset, size, on_reply)
-
-
-def _warm(cold: ColdRead) -> None:
-    cold.warm()

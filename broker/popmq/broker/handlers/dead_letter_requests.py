@@ -1,13 +1,24 @@
-"""LIST_DEAD_LETTERS and REDRIVE: pieces of a group's dead letters, from an offset on."""
+"""REJECT makes dead letters; LIST_DEAD_LETTERS and REDRIVE take those of a group, in pieces."""
+
+from functools import partial
 
 from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.request import Request
 from popmq.broker.operations.redrive_service import DeadLetterFilter
+from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common import topics
-from popmq.common.errors import Code, Refused
+from popmq.common.disk import ColdRead
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.protocol.messaging_payloads import (
+    AckRequest,
+    AckResult,
+    decode_ack,
+    encode_ack_reply,
+)
 from popmq.common.record.message import StoredMessage, tag_hash
 from popmq.common.record.timer_token import FiringToken
 from popmq.common.record.transaction_token import TransactionEndToken
-from popmq.common.topics import TopicConfig
+from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
 LETTERS_A_STEP = 32
@@ -53,154 +64,180 @@ class _Letters:
         return found
 
 
-class ListDeadLettersJob:
-    def __init__(self, broker: Broker, request: pb.ListDeadLettersRequest) -> None:
-        # Those of system groups too: somebody has to see what was given up.
-        if request.group not in _SYSTEM_GROUPS:
-            topics.check_group_name(request.group)
-        self._letters = _Letters(
-            broker,
-            group=request.group,
-            at=request.broker,
-            from_offset=request.from_offset,
-            limit=request.limit,
-        )
-        self._limit = request.limit or LETTERS_LIMIT
-        self._bodies = request.bodies
-        self._found: list[pb.DeadLetter] = []
-        self._size = 0
-        self._damaged = 0
-        self._broker = broker
+def reject(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    """Dead letters at once, by receipt handle; one result per handle, in order."""
+    return _reject(broker, decode_ack(request.body))
 
-    def step(self) -> bytes | None:
-        letters = self._letters
+
+def _reject(broker: Broker, rejected: AckRequest) -> ResumableRead[bytes]:
+    results: list[AckResult] = []
+    topic, group = rejected.topic, rejected.group
+    for handle in rejected.handles:
+        move = partial(broker.acks.reject, topic=topic, group=group, handle=handle)
+        try:
+            yield from read_now(move)
+            results.append(AckResult())
+        except PopmqError as error:
+            results.append(AckResult(error.code, str(error)))
+    return encode_ack_reply(results)
+
+
+def list_dead_letters(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    wanted = pb.ListDeadLettersRequest.FromString(request.body)
+    # Those of system groups too: somebody has to see what was given up.
+    if wanted.group not in _SYSTEM_GROUPS:
+        topics.check_group_name(wanted.group)
+    letters = _Letters(
+        broker,
+        group=wanted.group,
+        at=wanted.broker,
+        from_offset=wanted.from_offset,
+        limit=wanted.limit,
+    )
+    return _list(broker, wanted, letters)
+
+
+def _list(
+    broker: Broker, wanted: pb.ListDeadLettersRequest, letters: _Letters
+) -> ResumableRead[bytes]:
+    reply = pb.ListDeadLettersReply(status=pb.Status(code=Code.OK, message="OK"))
+    limit = wanted.limit or LETTERS_LIMIT
+    size = damaged = 0
+    while True:
+        cold = None
         for _ in range(LETTERS_A_STEP):
             topic = letters.still_there()
-            full = len(self._found) >= self._limit or self._size >= REPLY_BYTES
+            full = len(reply.letters) >= limit or size >= REPLY_BYTES
             if topic is None or full or letters.offset >= letters.end:
-                return self._reply()
-            letter = self._broker.redrives.letter(topic, letters.offset)
+                if damaged:
+                    reply.incomplete = f"{damaged} dead letters are damaged"
+                if letters.meant:
+                    reply.ranges.add(
+                        broker=letters.name, next_offset=letters.offset, end_offset=letters.end
+                    )
+                return reply.SerializeToString()
+            try:
+                letter = broker.redrives.letter(topic, letters.offset)
+            except ColdRead as error:
+                cold = error
+                break
             letters.offset += 1
             if letter is None:
-                self._damaged += 1
+                damaged += 1
                 continue
-            told = self._to_wire(topic, letter)
-            self._size += told.ByteSize()
-            self._found.append(told)
-        return None
-
-    def _reply(self) -> bytes:
-        letters = self._letters
-        ranges = [
-            pb.DeadLetterRange(
-                broker=letters.name, next_offset=letters.offset, end_offset=letters.end
-            )
-        ]
-        damaged = f"{self._damaged} dead letters are damaged" if self._damaged else ""
-        return pb.ListDeadLettersReply(
-            status=pb.Status(code=Code.OK, message="OK"),
-            letters=self._found,
-            ranges=ranges if letters.meant else [],
-            incomplete=damaged,
-        ).SerializeToString()
-
-    def _to_wire(self, topic: TopicConfig, letter: StoredMessage) -> pb.DeadLetter:
-        broker, header, token = self._broker, letter.header, letter.token
-        told = pb.DeadLetter(
-            broker=self._letters.name,
-            queue_offset=header.queue_offset,
-            position=header.position,
-            dead_ms=header.wall_ms,
-            attempts=letter.attempt,
-            redriven=broker.redriven.has(topic.id, header.queue_offset),
-            head=letter.head if self._bodies else b"",
-            properties=letter.properties,
-        )
-        if isinstance(letter.any_token, TransactionEndToken):
-            origin = broker.registry.topic_by_id(letter.any_token.topic_id)
-            told.reason = "transaction without an end"
-            told.origin_topic = origin.name if origin else ""
-        elif isinstance(letter.any_token, FiringToken):
-            told.reason = "topic deleted"
-        elif token is not None:
-            origin = broker.registry.topic_by_id(token.topic_id)
-            told.reason = token.reason.name.lower().replace("_", " ")
-            told.origin_topic = origin.name if origin else ""
-            told.origin_queue_id = token.queue_id
-            told.origin_offset = token.queue_offset
-            told.first_delivery_ms = broker.wall_ms_of(token.first_log_ms)
-            told.last_delivery_ms = broker.wall_ms_of(token.last_log_ms)
-        return told
+            encoded = _to_wire(broker, topic, letter, body=wanted.bodies)
+            size += encoded.ByteSize()
+            reply.letters.append(encoded)
+        yield cold
 
 
-class RedriveJob:
+def _to_wire(
+    broker: Broker, topic: TopicConfig, letter: StoredMessage, *, body: bool
+) -> pb.DeadLetter:
+    header, token = letter.header, letter.token
+    encoded = pb.DeadLetter(
+        broker=broker.settings.broker.name,
+        queue_offset=header.queue_offset,
+        position=header.position,
+        dead_ms=header.wall_ms,
+        attempts=letter.attempt,
+        redriven=broker.redriven.has(topic.id, header.queue_offset),
+        head=letter.head if body else b"",
+        properties=letter.properties,
+    )
+    if isinstance(letter.any_token, TransactionEndToken):
+        origin = broker.registry.topic_by_id(letter.any_token.topic_id)
+        encoded.reason = "transaction without an end"
+        encoded.origin_topic = origin.name if origin else ""
+    elif isinstance(letter.any_token, FiringToken):
+        encoded.reason = "topic deleted"
+    elif token is not None:
+        origin = broker.registry.topic_by_id(token.topic_id)
+        encoded.reason = token.reason.name.lower().replace("_", " ")
+        encoded.origin_topic = origin.name if origin else ""
+        encoded.origin_queue_id = token.queue_id
+        encoded.origin_offset = token.queue_offset
+        encoded.first_delivery_ms = broker.wall_ms_of(token.first_log_ms)
+        encoded.last_delivery_ms = broker.wall_ms_of(token.last_log_ms)
+    return encoded
+
+
+def redrive(broker: Broker, request: Request) -> ResumableRead[bytes]:
     """Every step redrives some; what it did counts, whatever becomes of the reply."""
-
-    def __init__(self, broker: Broker, request: pb.RedriveRequest) -> None:
-        self._broker = broker
-        if request.group in _SYSTEM_GROUPS:
-            raise Refused(
-                Code.ILLEGAL_CONSUMER_GROUP,
-                f"{request.group} is a system group: nobody consumes as that group, so its dead "
-                "letters have nowhere to go back to",
-            )
-        self._group = broker.registry.group(request.group)
-        self._letters = _Letters(
-            broker,
-            group=request.group,
-            at=request.broker,
-            from_offset=request.from_offset,
-            limit=request.limit,
+    wanted = pb.RedriveRequest.FromString(request.body)
+    if wanted.group in _SYSTEM_GROUPS:
+        raise Refused(
+            Code.ILLEGAL_CONSUMER_GROUP,
+            f"{wanted.group} is a system group: nobody consumes as that group, so its dead "
+            "letters have nowhere to go back to",
         )
-        if request.end_offset:
-            self._letters.end = min(self._letters.end, request.end_offset)
-        self._limit = request.limit or LETTERS_LIMIT
-        self._dry_run = request.dry_run
-        self._filter = _filter(broker, request)
-        self._scanned = 0
-        self._progress = pb.Redriven(broker=self._letters.name)
+    group = broker.registry.group(wanted.group)
+    letters = _Letters(
+        broker,
+        group=wanted.group,
+        at=wanted.broker,
+        from_offset=wanted.from_offset,
+        limit=wanted.limit,
+    )
+    if wanted.end_offset:
+        letters.end = min(letters.end, wanted.end_offset)
+    return _redrive(broker, group, letters, wanted, _filter(broker, wanted))
 
-    def step(self) -> bytes | None:
-        letters, progress = self._letters, self._progress
-        if not self._dry_run:
-            self._broker.store.check_admission()
+
+def _redrive(
+    broker: Broker,
+    group: SubscriptionGroup,
+    letters: _Letters,
+    wanted: pb.RedriveRequest,
+    accepted: DeadLetterFilter,
+) -> ResumableRead[bytes]:
+    progress = pb.Redriven(broker=letters.name)
+    limit = wanted.limit or LETTERS_LIMIT
+    scanned = 0
+    while True:
+        if not wanted.dry_run:
+            broker.store.check_admission()
+        cold = None
         for _ in range(LETTERS_A_STEP):
             topic = letters.still_there()
-            if self._broker.registry.group_by_id(self._group.id) is None:
+            if broker.registry.group_by_id(group.id) is None:
                 raise Refused(Code.CONSUMER_GROUP_NOT_FOUND, "the group was deleted meanwhile")
-            full = progress.redriven >= self._limit or self._scanned >= SCANNED_LIMIT
+            full = progress.redriven >= limit or scanned >= SCANNED_LIMIT
             if topic is None or full or letters.offset >= letters.end:
-                return self._reply()
-            self._take(topic)
-            self._scanned += 1
+                progress.next_offset, progress.end_offset = letters.offset, letters.end
+                return pb.RedriveReply(
+                    status=pb.Status(code=Code.OK, message="OK"),
+                    progress=[progress] if letters.meant else [],
+                ).SerializeToString()
+            try:
+                letter = _unredriven(broker, topic, letters.offset, progress)
+            except ColdRead as error:
+                cold = error
+                break
+            if letter is not None and not accepted.accepts(letter):
+                progress.filtered += 1
+            elif letter is not None and broker.redrives.origin(letter) is None:
+                progress.orphaned += 1
+            elif letter is not None:
+                if not wanted.dry_run:
+                    broker.redrives.redrive(group, topic, letter)
+                progress.redriven += 1
+            scanned += 1
             letters.offset += 1
+        yield cold
+
+
+def _unredriven(
+    broker: Broker, topic: TopicConfig, offset: int, progress: pb.Redriven
+) -> StoredMessage | None:
+    """The dead letter; None, counted, when it is damaged or was redriven before."""
+    if broker.redriven.has(topic.id, offset):
+        progress.already += 1
         return None
-
-    def _take(self, topic: TopicConfig) -> None:
-        """One dead letter; ColdRead before anything was done with it."""
-        broker, progress = self._broker, self._progress
-        if broker.redriven.has(topic.id, self._letters.offset):
-            progress.already += 1
-            return
-        letter = broker.redrives.letter(topic, self._letters.offset)
-        if letter is None:
-            progress.damaged += 1
-        elif not self._filter.accepts(letter):
-            progress.filtered += 1
-        elif broker.redrives.origin(letter) is None:
-            progress.orphaned += 1
-        else:
-            if not self._dry_run:
-                broker.redrives.redrive(self._group, topic, letter)
-            progress.redriven += 1
-
-    def _reply(self) -> bytes:
-        progress = self._progress
-        progress.next_offset, progress.end_offset = self._letters.offset, self._letters.end
-        return pb.RedriveReply(
-            status=pb.Status(code=Code.OK, message="OK"),
-            progress=[progress] if self._letters.meant else [],
-        ).SerializeToString()
+    letter = broker.redrives.letter(topic, offset)
+    if letter is None:
+        progress.damaged += 1
+    return letter
 
 
 def _filter(broker: Broker, request: pb.RedriveRequest) -> DeadLetterFilter:

@@ -1,34 +1,35 @@
 """TAKE_TIMERS: pending timers that come from another broker group (docs/concepts/timer.md, "Moved
-to another broker group"); and what DRAIN tells of a group, beside its lag."""
+to another broker group"); and DRAIN, which begins, ends or describes that of this one."""
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.lag import unread_lites
+from popmq.broker.handlers.request import Request
 from popmq.broker.timer.incoming_timers import IncomingTimer
 from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire import replication_pb2 as replication
 
 
-def take_timers(broker: Broker, body: bytes) -> bytes:
+def take_timers(broker: Broker, request: Request) -> bytes:
     """Store what is not here. A refusal may come in the middle: asked again, it goes on there.
 
     Also while this group is drained itself: it was promised that somebody takes them, and it
     hands them on like its own.
     """
-    request = replication.TakeTimersRequest.FromString(body)
+    sent = replication.TakeTimersRequest.FromString(request.body)
     own = broker.settings.cluster.name, broker.settings.broker.name
-    if request.cluster != own[0] or request.group == own[1] or not request.origin:
+    if sent.cluster != own[0] or sent.group == own[1] or not sent.origin:
         raise Refused(
             Code.BAD_REQUEST,
             f"broker group {own[1]} of cluster {own[0]} takes no timers of broker group "
-            f"{request.group[:100]!r} of cluster {request.cluster[:100]!r}",
+            f"{sent.group[:100]!r} of cluster {sent.cluster[:100]!r}",
         )
     broker.store.check_admission()
-    for one in request.timers:
-        if not broker.timers.arrivals.has_taken(request.origin, one.move):
+    for one in sent.timers:
+        if not broker.timers.arrivals.has_taken(sent.origin, one.move):
             _check_topic(broker, one)
             broker.timers.arrivals.store_migrated(
-                request.origin,
+                sent.origin,
                 IncomingTimer(
                     one.move,
                     one.topic_id,
@@ -53,7 +54,24 @@ def _check_topic(broker: Broker, one: replication.TakeTimersRequest.Timer) -> No
         )
 
 
-def drain_reply(broker: Broker) -> bytes:
+def drain(broker: Broker, request: Request) -> bytes:
+    """Said twice it is the same."""
+    asked = pb.DrainRequest.FromString(request.body)
+    if asked.look:
+        return _drain_reply(broker)
+    wanted = not asked.undo
+    if wanted and not broker.registry.owner:
+        raise Refused(
+            Code.PRECONDITION_FAILED,
+            f"broker group {broker.settings.broker.name} owns the topics and consumer groups of "
+            "the cluster: it cannot be drained",
+        )
+    if broker.registry.draining != wanted:
+        broker.registry.set_draining(wanted)
+    return _drain_reply(broker)
+
+
+def _drain_reply(broker: Broker) -> bytes:
     """The encoded DrainReply, as of now."""
     departures = broker.timers.departures
     subscribed = broker.lites.subscriptions.topics()

@@ -5,8 +5,9 @@ from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.explanation import Explanation, StoredCopy
+from popmq.broker.handlers.request import Request
 from popmq.broker.handlers.timer_explanation import TimerExplainer
-from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, read
+from popmq.broker.operations.resumable_reads import ResumableRead, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import StoredMessage
@@ -18,18 +19,19 @@ MESSAGES_LIMIT = 8  # of one id
 GROUPS_LIMIT = 256
 
 
-def explain_job(broker: Broker, request: pb.ExplainRequest) -> ResumableRunner:
-    if not request.message_id or len(request.message_id) > ID_LIMIT:
+def explain(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    asked = pb.ExplainRequest.FromString(request.body)
+    if not asked.message_id or len(asked.message_id) > ID_LIMIT:
         raise Refused(
             Code.ILLEGAL_MESSAGE_ID,
-            f"a message id of {len(request.message_id)} characters: it takes 1 to {ID_LIMIT}",
+            f"a message id of {len(asked.message_id)} characters: it takes 1 to {ID_LIMIT}",
         )
-    group = broker.registry.group(request.group) if request.group else None
+    group = broker.registry.group(asked.group) if asked.group else None
     topic = None
-    if request.topic:
-        topics.check_readable_topic_name(request.topic)
-        topic = broker.registry.topic(request.topic)
-    return ResumableRunner(_explain(broker, request.message_id, topic, group))
+    if asked.topic:
+        topics.check_readable_topic_name(asked.topic)
+        topic = broker.registry.topic(asked.topic)
+    return _explain(broker, asked.message_id, topic, group)
 
 
 def _explain(

@@ -1,88 +1,97 @@
-"""LAG: the counts at one moment, then the ages, which take a look into the log."""
+"""LAG: the counts at one moment, then the ages, which take a look into the log.
+
+TIME_SPANS: from when to when queues hold messages, and how far a group has come in them.
+"""
+
+from dataclasses import dataclass
+from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.lag import Lag, lags
+from popmq.broker.handlers.request import Request
+from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common import topics
 from popmq.common.errors import Code
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
 _READS_A_STEP = 64
+_QUEUES_A_STEP = 16
 
 
-class LagJob:
-    def __init__(self, broker: Broker, request: pb.LagRequest) -> None:
-        self._broker = broker
-        registry = broker.registry
-        group = registry.group(request.group) if request.group else None
-        topic = None
-        if request.topic:
-            topics.check_readable_topic_name(request.topic)
-            topic = registry.topic(request.topic)
-        if request.pairs:
-            self._lags = [lag for pair in request.pairs for lag in _of_pair(broker, pair)]
+def lag(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    asked = pb.LagRequest.FromString(request.body)
+    registry = broker.registry
+    group = registry.group(asked.group) if asked.group else None
+    topic = None
+    if asked.topic:
+        topics.check_readable_topic_name(asked.topic)
+        topic = registry.topic(asked.topic)
+    if asked.pairs:
+        counted = [lag for pair in asked.pairs for lag in _of_pair(broker, pair)]
+        return _with_ages(broker, counted, pb.LagReply())
+    groups = [group] if group else list(registry.groups())
+    dead_letters = [_dead_letters(broker, group.name) for group in groups]
+    reply = pb.LagReply(
+        dead_letters=[count for count in dead_letters if count is not None],
+        brokers=[broker.settings.broker.name],
+    )
+    return _with_ages(broker, _lags(broker, group=group, topic=topic), reply)
+
+
+@dataclass(slots=True)
+class _Ages:
+    """Of lags, by identity."""
+
+    oldest_ms: dict[int, int]  # wall time
+    unknown: dict[int, int]  # queues
+
+
+def _with_ages(broker: Broker, counted: list[Lag], reply: pb.LagReply) -> ResumableRead[bytes]:
+    ages = _Ages({}, {})
+    heads = [(lag, head) for lag in counted for head in lag.heads]
+    for number, (lag, head) in enumerate(reversed(heads), 1):
+        stored_ms = yield from read_now(partial(broker.head_times.stored_ms, head))
+        if stored_ms is None:
+            ages.unknown[id(lag)] = ages.unknown.get(id(lag), 0) + 1
         else:
-            self._lags = _lags(broker, group=group, topic=topic)
-        groups = [group] if group else list(registry.groups())
-        if request.pairs:
-            groups = []
-        self._again = bool(request.pairs)
-        self._dead = [
-            count for one in groups if (count := self._dead_letters(one.name)) is not None
-        ]
-        self._heads = [(lag, head) for lag in self._lags for head in lag.heads]
-        self._oldest: dict[int, int] = {}  # lag by identity -> wall milliseconds
-        self._unknown: dict[int, int] = {}  # lag by identity -> queues
+            known = ages.oldest_ms.get(id(lag), stored_ms)
+            ages.oldest_ms[id(lag)] = min(known, stored_ms)
+        if number % _READS_A_STEP == 0:
+            yield None
+    reply.status.CopyFrom(pb.Status(code=Code.OK, message="OK"))
+    reply.lags.extend(_to_wire(broker, lag, ages) for lag in counted)
+    reply.now_ms = broker.wall_ms()
+    return reply.SerializeToString()
 
-    def step(self) -> bytes | None:
-        for _ in range(_READS_A_STEP):
-            if not self._heads:
-                return self._reply()
-            lag, head = self._heads[-1]
-            stored_ms = self._broker.head_times.stored_ms(head)
-            self._heads.pop()
-            if stored_ms is None:
-                self._unknown[id(lag)] = self._unknown.get(id(lag), 0) + 1
-            else:
-                known = self._oldest.get(id(lag), stored_ms)
-                self._oldest[id(lag)] = min(known, stored_ms)
+
+def _dead_letters(broker: Broker, group: str) -> pb.DeadLetterCount | None:
+    topic = broker.registry.find_topic(topics.dlq_topic(group))
+    if topic is None:
         return None
+    queue = broker.store.queue(topic.id, 0)
+    return pb.DeadLetterCount(
+        broker=broker.settings.broker.name,
+        group=group,
+        stored=queue.count - queue.min_offset,
+        redriven=broker.redriven.count(topic.id, queue.min_offset),
+    )
 
-    def _dead_letters(self, group: str) -> pb.DeadLetterCount | None:
-        topic = self._broker.registry.find_topic(topics.dlq_topic(group))
-        if topic is None:
-            return None
-        queue = self._broker.store.queue(topic.id, 0)
-        return pb.DeadLetterCount(
-            broker=self._broker.settings.broker.name,
-            group=group,
-            stored=queue.count - queue.min_offset,
-            redriven=self._broker.redriven.count(topic.id, queue.min_offset),
-        )
 
-    def _reply(self) -> bytes:
-        return pb.LagReply(
-            status=pb.Status(code=Code.OK, message="OK"),
-            lags=map(self._to_wire, self._lags),
-            dead_letters=self._dead,
-            now_ms=self._broker.wall_ms(),
-            brokers=[] if self._again else [self._broker.settings.broker.name],
-        ).SerializeToString()
-
-    def _to_wire(self, lag: Lag) -> pb.Lag:
-        return pb.Lag(
-            broker=self._broker.settings.broker.name,
-            group=lag.group.name,
-            topic=lag.topic.name,
-            ready=lag.ready,
-            in_flight=lag.in_flight,
-            delayed=lag.delayed,
-            blocked=lag.blocked,
-            retries=lag.retries,
-            expired=lag.expired,
-            oldest_ready_ms=self._oldest.get(id(lag), 0),
-            unknown_ages=self._unknown.get(id(lag), 0),
-        )
+def _to_wire(broker: Broker, lag: Lag, ages: _Ages) -> pb.Lag:
+    return pb.Lag(
+        broker=broker.settings.broker.name,
+        group=lag.group.name,
+        topic=lag.topic.name,
+        ready=lag.ready,
+        in_flight=lag.in_flight,
+        delayed=lag.delayed,
+        blocked=lag.blocked,
+        retries=lag.retries,
+        expired=lag.expired,
+        oldest_ready_ms=ages.oldest_ms.get(id(lag), 0),
+        unknown_ages=ages.unknown.get(id(lag), 0),
+    )
 
 
 def _of_pair(broker: Broker, pair: pb.LagPair) -> list[Lag]:
@@ -99,3 +108,64 @@ def _lags(
 ) -> list[Lag]:
     store, registry, timers = broker.store, broker.registry, broker.timers.state.pending
     return lags(store, registry, broker.table, group=group, topic=topic, timers=timers)
+
+
+def time_spans(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    """What a group has been given counts as read, also while it is in flight."""
+    asked = pb.TimeSpansRequest.FromString(request.body)
+    group = broker.registry.group(asked.group)
+    for name in asked.topics:
+        topics.check_readable_topic_name(name)
+    named = [broker.registry.topic(name) for name in asked.topics]
+    queues = [
+        (topic, queue_id)
+        for topic in named or _topics_read(broker, group)
+        for queue_id in broker.registry.queue_ids(topic)
+    ]
+    return _time_spans(broker, group, queues)
+
+
+def _time_spans(
+    broker: Broker, group: SubscriptionGroup, queues: list[tuple[TopicConfig, int]]
+) -> ResumableRead[bytes]:
+    spans: list[pb.TimeSpan] = []
+    for topic, queue_id in queues:
+        if spans and len(spans) % _QUEUES_A_STEP == 0:
+            yield None
+        spans.append((yield from read_now(partial(_time_span, broker, group, topic, queue_id))))
+    return pb.TimeSpansReply(
+        status=pb.Status(code=Code.OK, message="OK"), spans=spans, now_ms=broker.wall_ms()
+    ).SerializeToString()
+
+
+def _topics_read(broker: Broker, group: SubscriptionGroup) -> list[TopicConfig]:
+    """Topics of people's own that the group has come to."""
+    places = (place for place, _ in broker.table.progress_items())
+    ids = sorted({topic_id for group_id, topic_id, _ in places if group_id == group.id})
+    known = map(broker.registry.topic_by_id, ids)
+    return [topic for topic in known if topic is not None and not topics.is_group_owned(topic.name)]
+
+
+def _time_span(
+    broker: Broker, group: SubscriptionGroup, topic: TopicConfig, queue_id: int
+) -> pb.TimeSpan:
+    store = broker.store
+    queue = store.queue(topic.id, queue_id)
+    progress = broker.table.progress(group.id, topic.id, queue_id)
+    next_offset = max(progress.cursor if progress else 0, queue.min_offset)
+
+    def stored_ms(offset: int) -> int:
+        if not queue.min_offset <= offset < queue.count:
+            return 0
+        (unit,) = queue.units(offset, 1, wait=False)
+        return store.reader.stored_ms(unit, wait=False)
+
+    return pb.TimeSpan(
+        broker=broker.settings.broker.name,
+        topic=topic.name,
+        queue_id=queue_id,
+        oldest_ms=stored_ms(queue.min_offset),
+        newest_ms=stored_ms(queue.count - 1),
+        read_ms=stored_ms(next_offset - 1),
+        next_ms=stored_ms(next_offset),
+    )

@@ -1,46 +1,54 @@
-"""SYNC_LITE: what a client says of its subscriptions to lite topics (`wire/lite.proto`); and what
-it is told of them."""
+"""SYNC_LITE: a client changes its subscriptions to lite topics (`wire/lite.proto`); and CLIENTS, a
+proxy's report of its clients, which is answered with the lite subscriptions that have ended."""
+
+from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.client_liveness import client_number
+from popmq.broker.handlers.client_requests import ClientRequests
+from popmq.broker.handlers.request import Request
 from popmq.broker.lite.lite_service import Action, LiteStart
+from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.messaging_payloads import ClientsReport
+from popmq.common.protocol.messaging_payloads import ClientsReport, decode_clients
 from popmq.common.wire.lite_pb2 import LiteNotices, SyncLite
 
 
-class SyncLiteJob:
-    """A beginning at a time is looked up by reading messages: ColdRead until they are in memory."""
-
-    def __init__(self, broker: Broker, body: bytes) -> None:
-        self._broker = broker
-        self._request = SyncLite.FromString(body)
-        if self._request.action not in Action._value2member_map_:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"action {self._request.action} on lite subscriptions: it takes 0 to 4",
-            )
-
-    @property
-    def reads(self) -> bool:
-        """Whether it may have to wait for the disk."""
-        return self._request.WhichOneof("begin") == "stored_ms"
-
-    def step(self) -> bytes | None:
-        broker, request = self._broker, self._request
-        broker.lites.sync(
-            broker.directory.topic(request.topic),
-            broker.directory.group(request.group),
-            broker.clients.number(request.client_id),
-            Action(request.action),
-            request.names,
-            _begin(request),
-            broker.waits_ms(),
+def sync_lite(broker: Broker, request: Request) -> bytes | ResumableRead[bytes]:
+    wanted = SyncLite.FromString(request.body)
+    if wanted.action not in Action._value2member_map_:
+        raise Refused(
+            Code.BAD_REQUEST, f"action {wanted.action} on lite subscriptions: it takes 0 to 4"
         )
-        return b""
+    # A start at a time is looked up by reading messages: ColdRead until they are in memory.
+    if wanted.WhichOneof("begin") == "stored_ms":
+        return read_now(partial(_sync, broker, wanted))
+    return _sync(broker, wanted)
 
 
-def take_notices(broker: Broker, report: ClientsReport) -> bytes:
+def _sync(broker: Broker, wanted: SyncLite) -> bytes:
+    broker.lites.sync(
+        broker.directory.topic(wanted.topic),
+        broker.directory.group(wanted.group),
+        broker.clients.number(wanted.client_id),
+        Action(wanted.action),
+        wanted.names,
+        _begin(wanted),
+        broker.waits_ms(),
+    )
+    return b""
+
+
+def clients(broker: Broker, request: Request) -> bytes | None:
+    report = decode_clients(request.body)
+    ClientRequests(broker).on_clients_report(report)
+    if notices := _take_notices(broker, report):
+        return notices
+    request.on_reply(b"")  # rests on no record
+    return None
+
+
+def _take_notices(broker: Broker, report: ClientsReport) -> bytes:
     """What those who listen to the proxy are to forget, which they hear now; or nothing."""
     notices = LiteNotices()
     for client_id in report.listening_clients:

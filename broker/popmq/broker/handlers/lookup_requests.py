@@ -5,6 +5,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 from google.protobuf.message import DecodeError
 
+from popmq.broker.handlers.request import Request
 from popmq.broker.handlers.system_lookup import find_records, holds_messages, system_topic
 from popmq.broker.index.index_file import NO_MS
 from popmq.broker.meta.registry import Registry
@@ -31,6 +32,10 @@ class LookupParts(Protocol):
     def lookup(self) -> Lookup: ...
     @property
     def settings(self) -> Settings: ...
+
+
+def find(broker: LookupParts, request: Request) -> bytes:
+    return find_messages(broker, request.body)
 
 
 def find_messages(broker: LookupParts, body: bytes) -> bytes:

@@ -1,16 +1,15 @@
 """Administration of topics and groups: protobuf in, protobuf out (`wire/admin.proto`)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.handlers.drain_requests import drain_reply, take_timers
-from popmq.broker.handlers.lookup_requests import find_messages
-from popmq.broker.handlers.parking_requests import add_parked, unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
+from popmq.broker.handlers.request import Request
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
     CheckPoints,
@@ -24,6 +23,7 @@ from popmq.common.topics import (
     is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire.replication_pb2 import CopyMetaRequest
 
 _PERMISSIONS = {
     "rw": Permission.READ_WRITE,
@@ -37,44 +37,51 @@ _GROUP_TYPES = {kind.name.lower(): kind for kind in GroupType}
 _STARTS = {start.name.lower(): start for start in StartAt}
 _DURABILITIES = {kind.name.lower(): kind for kind in Durability}
 _CHECK_POINTS = {kind.name.lower(): kind for kind in CheckPoints}
+PARKED_LIMIT = 1_000
+_UNPARK_ACTIONS = {
+    "resume": UnparkAction.RESUME,
+    "skip": UnparkAction.SKIP,
+    "dead-letter": UnparkAction.DEAD_LETTER,
+}
+_PARKED_STATES = {
+    None: "parked",
+    UnparkAction.RESUME: "resumed",
+    UnparkAction.DEAD_LETTER: "dead-lettering",
+}
 _T = TypeVar("_T")
 _OK = pb.Status(code=Code.OK, message="OK")
 
 
-def answer_admin(broker: Broker, kind: Kind, body: bytes) -> bytes:
-    """The encoded reply; refusals are raised."""
-    return ADMIN_KINDS[kind](broker, body)
+def describe_topic(broker: Broker, request: Request) -> bytes:
+    wanted = pb.DescribeTopicRequest.FromString(request.body)
+    return _topic_reply(broker, broker.directory.topic(wanted.name, auto_create=wanted.auto_create))
 
 
-def _describe_topic(broker: Broker, body: bytes) -> bytes:
-    request = pb.DescribeTopicRequest.FromString(body)
-    return _topic_reply(
-        broker, broker.directory.topic(request.name, auto_create=request.auto_create)
-    )
-
-
-def _create_topic(broker: Broker, body: bytes) -> bytes:
-    topic = pb.CreateTopicRequest.FromString(body).topic
+def create_topic(broker: Broker, request: Request) -> None:
+    topic = pb.CreateTopicRequest.FromString(request.body).topic
     queues = topic.queues or broker.settings.topic.queues
     if topic.type == "lite" and not topic.queues:
         queues = 1  # and one for each lite topic
     blank = TopicConfig(0, topic.name, queues)
-    return _topic_reply(broker, broker.directory.create_topic(_changed_topic(blank, topic)))
+    created = broker.directory.create_topic(_changed_topic(blank, topic))
+    _answer_in_order(broker, request, _topic_reply(broker, created))
 
 
-def _alter_topic(broker: Broker, body: bytes) -> bytes:
-    topic = pb.AlterTopicRequest.FromString(body).topic
+def alter_topic(broker: Broker, request: Request) -> bytes:
+    topic = pb.AlterTopicRequest.FromString(request.body).topic
     old = broker.registry.topic(topic.name)
     return _topic_reply(broker, broker.registry.alter_topic(_changed_topic(old, topic)))
 
 
-def _delete_topic(broker: Broker, body: bytes) -> bytes:
-    request = pb.DeleteTopicRequest.FromString(body)
-    return _topic_reply(broker, broker.registry.delete_topic(request.name))
+def delete_topic(broker: Broker, request: Request) -> None:
+    wanted = pb.DeleteTopicRequest.FromString(request.body)
+    reply = _topic_reply(broker, broker.registry.delete_topic(wanted.name))
+    # A topic with such a name is one that each broker group has for itself.
+    _answer_in_order(broker, request, reply, deletion=wanted.name[:1] != "%")
 
 
-def _list_topics(broker: Broker, body: bytes) -> bytes:
-    system = pb.ListTopicsRequest.FromString(body).system
+def list_topics(broker: Broker, request: Request) -> bytes:
+    system = pb.ListTopicsRequest.FromString(request.body).system
     return pb.ListTopicsReply(
         status=_OK,
         topics=[
@@ -85,75 +92,87 @@ def _list_topics(broker: Broker, body: bytes) -> bytes:
     ).SerializeToString()
 
 
-def _describe_group(broker: Broker, body: bytes) -> bytes:
-    request = pb.DescribeGroupRequest.FromString(body)
-    group = broker.registry.group(request.name)
+def describe_group(broker: Broker, request: Request) -> bytes:
+    wanted = pb.DescribeGroupRequest.FromString(request.body)
+    group = broker.registry.group(wanted.name)
     reply = _group_answer(broker, group)
-    if request.parked:
-        add_parked(broker, group, reply)
+    if wanted.parked:
+        _add_parked(broker, group, reply)
     return reply.SerializeToString()
 
 
-def _create_group(broker: Broker, body: bytes) -> bytes:
-    group = pb.CreateGroupRequest.FromString(body).group
+def create_group(broker: Broker, request: Request) -> None:
+    group = pb.CreateGroupRequest.FromString(request.body).group
     blank = SubscriptionGroup(
         0,
         group.name,
         max_attempts=broker.settings.group.max_attempts,
         back_off_ms=CUSTOMISED_BACK_OFF_MS,
     )
-    return _group_reply(broker, broker.registry.create_group(_changed_group(blank, group)))
+    created = broker.registry.create_group(_changed_group(blank, group))
+    _answer_in_order(broker, request, _group_reply(broker, created))
 
 
-def _alter_group(broker: Broker, body: bytes) -> bytes:
-    group = pb.AlterGroupRequest.FromString(body).group
+def alter_group(broker: Broker, request: Request) -> bytes:
+    group = pb.AlterGroupRequest.FromString(request.body).group
     old = broker.registry.group(group.name)
     return _group_reply(broker, broker.registry.alter_group(_changed_group(old, group)))
 
 
-def _delete_group(broker: Broker, body: bytes) -> bytes:
-    request = pb.DeleteGroupRequest.FromString(body)
-    return _group_reply(broker, broker.registry.delete_group(request.name))
+def delete_group(broker: Broker, request: Request) -> None:
+    wanted = pb.DeleteGroupRequest.FromString(request.body)
+    reply = _group_reply(broker, broker.registry.delete_group(wanted.name))
+    _answer_in_order(broker, request, reply, deletion=True)
 
 
-def _list_groups(broker: Broker, body: bytes) -> bytes:
+def list_groups(broker: Broker, request: Request) -> bytes:
     groups = [_group_to_wire(group) for group in broker.registry.groups()]
     return pb.ListGroupsReply(status=_OK, groups=groups).SerializeToString()
 
 
-def _drain(broker: Broker, body: bytes) -> bytes:
-    """Said twice it is the same."""
-    request = pb.DrainRequest.FromString(body)
-    if request.look:
-        return drain_reply(broker)
-    wanted = not request.undo
-    if wanted and not broker.registry.owner:
+def unpark(broker: Broker, request: Request) -> bytes:
+    wanted = pb.UnparkRequest.FromString(request.body)
+    action = _UNPARK_ACTIONS.get(wanted.action)
+    if action is None:
+        known = ", ".join(_UNPARK_ACTIONS)
         raise Refused(
-            Code.PRECONDITION_FAILED,
-            f"broker group {broker.settings.broker.name} owns the topics and consumer groups of "
-            "the cluster: it cannot be drained",
+            Code.BAD_REQUEST, f"a parked message group takes {known}, not {wanted.action!r}"
         )
-    if broker.registry.draining != wanted:
-        broker.registry.set_draining(wanted)
-    return drain_reply(broker)
+    group = broker.registry.group(wanted.group)
+    topic = broker.directory.topic(wanted.topic)
+    messages = broker.parking.apply_action(group, topic, wanted.key, action)
+    return pb.UnparkReply(status=_OK, messages=messages).SerializeToString()
 
 
-ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
-    Kind.DRAIN: _drain,
-    Kind.DESCRIBE_TOPIC: _describe_topic,
-    Kind.CREATE_TOPIC: _create_topic,
-    Kind.ALTER_TOPIC: _alter_topic,
-    Kind.DELETE_TOPIC: _delete_topic,
-    Kind.LIST_TOPICS: _list_topics,
-    Kind.DESCRIBE_GROUP: _describe_group,
-    Kind.CREATE_GROUP: _create_group,
-    Kind.ALTER_GROUP: _alter_group,
-    Kind.DELETE_GROUP: _delete_group,
-    Kind.LIST_GROUPS: _list_groups,
-    Kind.FIND_MESSAGES: find_messages,
-    Kind.UNPARK: unpark,
-    Kind.TAKE_TIMERS: take_timers,
-}
+def copy_meta(broker: Broker, request: Request) -> None:
+    wanted = CopyMetaRequest.FromString(request.body)
+    if broker.meta_copies.serve(wanted, request.answer, request.number):
+        request.wait(partial(broker.meta_copies.cancel, request.number))
+
+
+def _answer_in_order(
+    broker: Broker, request: Request, reply: bytes, *, deletion: bool = False
+) -> None:
+    broker.meta_copies.answer_in_order(partial(request.on_reply, reply), deletion=deletion)
+
+
+def _add_parked(broker: Broker, group: SubscriptionGroup, reply: pb.GroupReply) -> None:
+    """The group's parked keys, those parked for longest first."""
+    keys = sorted(broker.table.parked.of_group(group.id), key=lambda key: key.since_ms)
+    now_ms = broker.store.log_ms()
+    reply.parked_keys = len(keys)
+    for key in keys[:PARKED_LIMIT]:
+        topic = broker.registry.topic_by_id(key.topic_id)
+        assert topic is not None, "a key parked of no topic"
+        reply.parked.add(
+            topic=topic.name,
+            key=key.name.decode(errors="replace"),
+            queue_id=key.queue_id,
+            messages=len(key.messages),
+            parked_ms=now_ms - key.since_ms,
+            state=_PARKED_STATES[key.state],
+            broker=broker.settings.broker.name,
+        )
 
 
 def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:

@@ -10,6 +10,7 @@ from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.client_requests import ClientRequests
+from popmq.broker.handlers.request import WaitingRequests
 from popmq.broker.lite.lite_service import waiting_client
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.broker.pop.pop_service import PopParams
@@ -24,10 +25,10 @@ NOTHING = encode_pop_reply(PopReply([], 0, 0))
 
 
 class PopNotifications:
-    def __init__(self, broker: Broker, clients: ClientRequests) -> None:
+    def __init__(self, broker: Broker, clients: ClientRequests, waiting: WaitingRequests) -> None:
         self._broker = broker
         self._clients = clients
-        self._waiting: dict[int, Waiter] = {}
+        self._waiting = waiting
         self.notified_until_ms: dict[NotifyKey, int] = {}  # until when nobody else is told
 
     def notify_or_wait(
@@ -40,13 +41,6 @@ class PopNotifications:
             on_reply(NOTHING)
         else:
             self._park(request, want, on_reply, number)
-
-    def cancel(self, number: int) -> bool:
-        """The asker is gone; whether it was one of these."""
-        waiter = self._waiting.pop(number, None)
-        if waiter is not None:
-            self._broker.polling.remove(waiter)
-        return waiter is not None
 
     def on_popped(self, want: PopParams, *, found: bool) -> None:
         """A receive of the group has looked: what it left is for the next one to be told of.
@@ -98,7 +92,7 @@ class PopNotifications:
             client=waiting_client(want),
         )
         self._broker.polling.add_waiter(waiter)
-        self._waiting[number] = waiter
+        self._waiting[number] = partial(self._broker.polling.remove, waiter)
 
 
 def _told(want: PopParams) -> NotifyKey:

@@ -1,210 +1,243 @@
-"""Pulls: PULL requests, which wait for messages as receives do, but change nothing.
+"""PULL: pulls wait for messages as receives do, but change nothing; and UPDATE_OFFSET, GET_OFFSET
+and QUERY_OFFSET, the offsets of pull consumers (docs/concepts/pull.md).
 
 A wait, a read from the disk and a turn of a group that reads far behind all lead back to `_look`,
 which goes on at the offset that was reached.
 """
 
-import logging
-from dataclasses import dataclass
+from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.filter.request_filter import compile_filter
+from popmq.broker.handlers.request import Request
 from popmq.broker.operations.pull_reader import PullParams, PullResult
+from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.protocol.messaging_payloads import OnReply
 from popmq.common.topics import MessageType, TopicConfig
-from popmq.common.wire import pull_pb2
-
-logger = logging.getLogger(__name__)
+from popmq.common.wire import pull_pb2 as pb
 
 COLD_LIMIT = 1_024  # pulls that wait for the disk
 _LOOKS = 32  # of a pull with a filter that does not wait, at most
 
 
-@dataclass(slots=True, eq=False)
+def pull(broker: Broker, request: Request) -> bytes | None:
+    wanted = pb.PullRequest.FromString(request.body)
+    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
+    group = broker.directory.group(wanted.group, least_id=wanted.group_id)
+    limit = min(wanted.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
+    reply_bytes = min(wanted.reply_bytes, broker.settings.pop.reply_bytes)
+    accepted = compile_filter(broker.sql_filters, wanted.filter_type, wanted.expression)
+    want = PullParams(topic, queue_id, limit, accepted, reply_bytes)
+    metrics = broker.pulls.metrics
+    metrics.pulls += 1
+    nearest = broker.pulls.nearest(want, wanted.offset)
+    if nearest != wanted.offset:
+        metrics.illegal_offsets += 1
+        why = broker.pulls.why_illegal(want, wanted.offset)
+        return pb.PullReply(next_offset=nearest, illegal_offset=why).SerializeToString()
+    _Pull(broker, request, wanted, want, nearest, (topic.id, group.id)).take_turn()
+    return None
+
+
 class _Pull:
-    request: pull_pb2.PullRequest
-    want: PullParams
-    number: int
-    on_reply: OnReply
-    offset: int  # reached so far
-    deadline_ms: int
-    key: tuple[int, int]
-    looks: int = 0
-    cold: bool = False
-    waiter: Waiter | None = None
+    """One request until it is answered, or its client leaves."""
 
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.request.topic, self.request.group
+    __slots__ = (
+        "_broker", "_cold", "_deadline_ms", "_key", "_looks", "_offset", "_place", "_request",
+        "_waiter", "_waits", "_want",
+    )  # fmt: skip
 
-
-class PullRequests:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        request: Request,
+        wanted: pb.PullRequest,
+        want: PullParams,
+        offset: int,
+        key: tuple[int, int],
+    ) -> None:
         self._broker = broker
-        self._reader = broker.pulls
-        self._open: dict[int, _Pull] = {}
-        self._cold = 0
+        self._request = request
+        self._want = want
+        self._offset = offset  # reached so far
+        self._waits = bool(wanted.poll_ms)
+        self._deadline_ms = broker.waits_ms() + wanted.poll_ms
+        self._key = key
+        self._place = (wanted.topic, wanted.group)
+        self._looks = 0
+        self._cold = False
+        self._waiter: Waiter | None = None
+        request.wait(self._cancel)
 
-    def serve(self, body: bytes, on_reply: OnReply, number: int) -> None:
-        """Raises what refuses it at once; else `on_reply` hears, and everything is confirmed."""
-        request = pull_pb2.PullRequest.FromString(body)
-        broker = self._broker
-        topic, queue_id = readable_queue(broker, request.topic, request.queue_id, request.topic_id)
-        group = broker.directory.group(request.group, least_id=request.group_id)
-        limit = min(request.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
-        reply_bytes = broker.settings.pop.reply_bytes
-        wanted = compile_filter(broker.sql_filters, request.filter_type, request.expression)
-        want = PullParams(topic, queue_id, limit, wanted, min(request.reply_bytes, reply_bytes))
-        self._reader.metrics.pulls += 1
-        nearest = self._reader.nearest(want, request.offset)
-        if nearest != request.offset:
-            self._reader.metrics.illegal_offsets += 1
-            why = self._reader.why_illegal(want, request.offset)
-            reply = pull_pb2.PullReply(next_offset=nearest, illegal_offset=why)
-            self._confirmed(on_reply, reply)
-            return
-        deadline_ms = broker.waits_ms() + request.poll_ms
-        pull = _Pull(request, want, number, on_reply, nearest, deadline_ms, (topic.id, group.id))
-        self._open[number] = pull
-        self._take_turn(pull)
-
-    def cancel(self, number: int) -> bool:
-        """The asker is gone; whether it was a pull's."""
-        pull = self._open.pop(number, None)
-        if pull is None:
-            return False
-        if pull.waiter is not None:
-            self._broker.polling.remove(pull.waiter)
-        else:
-            self._broker.catch_up.cancel(number)
-        return True
-
-    def _take_turn(self, pull: _Pull) -> None:
+    def take_turn(self) -> None:
         catch_up = self._broker.catch_up
         try:
-            if catch_up.is_behind(pull.place):
-                catch_up.run(pull.number, lambda: self._turn(pull))
+            if catch_up.is_behind(self._place):
+                catch_up.run(self._request.number, self._turn)
             else:
-                self._turn(pull)
+                self._turn()
         except PopmqError as error:
-            self._refuse(pull, error)
+            self._refuse(error)
 
-    def _turn(self, pull: _Pull) -> None:
+    def _turn(self) -> None:
         """Look until there is an answer, or something to wait for."""
-        if pull.number not in self._open:
+        if not self._request.waits:
             return
         try:
-            outcome = self._look(pull)
-            while outcome is WaiterResult.MORE and self._may_look_on(pull):
-                outcome = self._look(pull)
+            outcome = self._look()
+            while outcome is WaiterResult.MORE and self._may_look_on():
+                outcome = self._look()
             if outcome is not WaiterResult.ANSWERED:
-                self._wait_or_end(pull, outcome)
+                self._wait_or_end(outcome)
         except ColdRead as cold:
-            self._warm(pull, cold)
+            self._warm(cold)
         except PopmqError as error:
-            self._refuse(pull, error)
+            self._refuse(error)
 
-    def _may_look_on(self, pull: _Pull) -> bool:
-        pull.looks += 1
-        return not pull.request.poll_ms and pull.looks < _LOOKS
+    def _may_look_on(self) -> bool:
+        self._looks += 1
+        return not self._waits and self._looks < _LOOKS
 
-    def _look(self, pull: _Pull) -> WaiterResult:
+    def _look(self) -> WaiterResult:
         """One bounded look; answers when it found something."""
-        found = self._reader.read(pull.want, pull.offset)
-        pull.offset = found.next_offset
+        result = self._broker.pulls.read(self._want, self._offset)
+        self._offset = result.next_offset
         catch_up = self._broker.catch_up
-        if found.messages:
-            last = found.messages[-1][1].header
-            catch_up.delivered(pull.place, last.position, self._broker.store.end)
-            self._answer(pull, found)
+        if result.messages:
+            last = result.messages[-1][1].header
+            catch_up.delivered(self._place, last.position, self._broker.store.end)
+            self._answer(result)
             return WaiterResult.ANSWERED
-        if found.more:
+        if result.more:
             return WaiterResult.MORE
-        catch_up.on_queue_end(pull.place)
+        catch_up.on_queue_end(self._place)
         return WaiterResult.EMPTY
 
-    def _wait_or_end(self, pull: _Pull, outcome: WaiterResult) -> None:
+    def _wait_or_end(self, outcome: WaiterResult) -> None:
         polling = self._broker.polling
-        if self._broker.waits_ms() >= pull.deadline_ms:
-            self._answer(pull, PullResult([], pull.offset, more=False))
+        if self._broker.waits_ms() >= self._deadline_ms:
+            self._answer_empty()
             return
-        pull.waiter = Waiter(
-            key=pull.key,
-            filter_key=pull,  # each waits at an offset of its own
-            deadline_ms=pull.deadline_ms,
-            attempt=lambda: self._attempt(pull),
-            give_up=lambda: self._answer(pull, PullResult([], pull.offset, more=False)),
+        self._waiter = Waiter(
+            key=self._key,
+            filter_key=self,  # each waits at an offset of its own
+            deadline_ms=self._deadline_ms,
+            attempt=self._attempt,
+            give_up=self._answer_empty,
         )
-        polling.add_waiter(pull.waiter)
+        polling.add_waiter(self._waiter)
         if outcome is WaiterResult.MORE:
-            polling.retry_waiters(pull.key)
+            polling.retry_waiters(self._key)
 
-    def _attempt(self, pull: _Pull) -> WaiterResult:
+    def _attempt(self) -> WaiterResult:
         try:
-            return self._look(pull)
+            return self._look()
         except ColdRead as cold:
-            self._warm(pull, cold)
-            return WaiterResult.EMPTY if pull.number in self._open else WaiterResult.ANSWERED
+            self._warm(cold)
+            return WaiterResult.EMPTY if self._request.waits else WaiterResult.ANSWERED
         except PopmqError as error:
-            self._refuse(pull, error)
+            self._refuse(error)
             return WaiterResult.ANSWERED
 
-    def _warm(self, pull: _Pull, cold: ColdRead) -> None:
-        """Read on a thread that may wait, then look again (D3); one read at a time for a pull."""
-        if pull.cold:
+    def _warm(self, cold: ColdRead) -> None:
+        """One read from the disk at a time, then look again."""
+        if self._cold:
             return
-        if self._cold >= COLD_LIMIT:
+        retry = self._broker.pulls.cold
+        if retry.waiting >= COLD_LIMIT:
             why = f"{COLD_LIMIT} pulls wait for old messages from the disk: try again"
-            self._refuse(pull, TooManyRequests(why))
+            self._refuse(TooManyRequests(why))
             return
-        self._cold += 1
-        pull.cold = True
+        self._cold = True
+        retry.retry(cold, self._warmed, self._unreadable)
 
-        def read() -> None:
-            cold.warm()
+    def _warmed(self) -> None:
+        self._cold = False
+        if self._waiter is not None:
+            self._broker.polling.retry_waiters(self._key)
+        else:
+            self.take_turn()
 
-        def done(error: BaseException | None) -> None:
-            self._cold -= 1
-            pull.cold = False
-            if error is not None:
-                self._failed(pull, error)
-            elif pull.waiter is not None:
-                self._broker.polling.retry_waiters(pull.key)
-            else:
-                self._take_turn(pull)
+    def _unreadable(self, refusal: PopmqError) -> None:
+        self._cold = False
+        if self._waiter is not None:
+            self._broker.polling.remove(self._waiter)
+        self._refuse(refusal)
 
-        self._broker.store.readers.submit(read, done)
+    def _cancel(self) -> None:
+        if self._waiter is not None:
+            self._broker.polling.remove(self._waiter)
+        else:
+            self._broker.catch_up.cancel(self._request.number)
 
-    def _failed(self, pull: _Pull, error: BaseException) -> None:
-        logger.error("cannot read from the disk", extra={"reason": str(error)})
-        if pull.waiter is not None:
-            self._broker.polling.remove(pull.waiter)
-        self._refuse(pull, Refused(Code.INTERNAL_ERROR, f"old messages cannot be read: {error}"))
+    def _refuse(self, error: PopmqError) -> None:
+        if self._request.stop_waiting():
+            self._request.on_reply(error)
 
-    def _refuse(self, pull: _Pull, error: PopmqError) -> None:
-        if self._open.pop(pull.number, None) is not None:
-            pull.on_reply(error)
+    def _answer_empty(self) -> None:
+        self._answer(PullResult([], self._offset, more=False))
 
-    def _answer(self, pull: _Pull, found: PullResult) -> None:
-        if self._open.pop(pull.number, None) is None:
+    def _answer(self, result: PullResult) -> None:
+        """What it read is confirmed already; a group that was made for it is, then (D2)."""
+        if not self._request.stop_waiting():
             return
-        reply = pull_pb2.PullReply(next_offset=found.next_offset)
-        for offset, message in found.messages:
+        reply = pb.PullReply(next_offset=result.next_offset)
+        for offset, message in result.messages:
             reply.messages.add(
                 queue_offset=offset,
                 stored_ms=message.header.wall_ms,
                 head=message.head,
                 properties=message.properties,
             )
-        self._confirmed(pull.on_reply, reply)
-
-    def _confirmed(self, on_reply: OnReply, reply: pull_pb2.PullReply) -> None:
-        """What it read is confirmed already; a group that was made for it is, then (D2)."""
         body = reply.SerializeToString()
-        self._broker.when_confirmed(lambda: on_reply(body))
+        self._broker.when_confirmed(partial(self._request.on_reply, body))
+
+
+def update_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return read_now(partial(_update, broker, pb.UpdateOffsetRequest.FromString(request.body)))
+
+
+def get_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return read_now(partial(_get, broker, pb.GetOffsetRequest.FromString(request.body)))
+
+
+def query_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    """A time is looked up by reading messages: ColdRead until they are in memory."""
+    return read_now(partial(_query, broker, pb.QueryOffsetRequest.FromString(request.body)))
+
+
+def _update(broker: Broker, wanted: pb.UpdateOffsetRequest) -> bytes:
+    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
+    group = broker.directory.group(wanted.group, least_id=wanted.group_id)
+    if broker.pull_offsets.set(group, topic, queue_id, wanted.offset):
+        broker.pulls.metrics.offsets_set += 1
+        polling = broker.polling
+        broker.when_confirmed(lambda: polling.wake(topic.id, group.id))
+    return pb.OffsetReply(offset=wanted.offset).SerializeToString()
+
+
+def _get(broker: Broker, wanted: pb.GetOffsetRequest) -> bytes:
+    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
+    broker.directory.check_group_copied(wanted.group, wanted.group_id)
+    group = broker.registry.find_group(wanted.group)
+    offset = broker.pull_offsets.get(group, topic, queue_id)
+    return pb.OffsetReply(offset=offset).SerializeToString()
+
+
+def _query(broker: Broker, wanted: pb.QueryOffsetRequest) -> bytes:
+    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
+    queue = broker.store.queue(topic.id, queue_id)
+    match wanted.WhichOneof("place"):
+        case "beginning":
+            offset = queue.min_offset
+        case "stored_ms":
+            wall_ms = wanted.stored_ms
+            offset = broker.lookup.by_time(topic.id, queue_id, wall_ms, wait=False)
+        case _:
+            offset = queue.count
+    return pb.OffsetReply(offset=offset).SerializeToString()
 
 
 def readable_queue(

@@ -4,18 +4,17 @@ Records go out as they lie on the disk, in pieces that the event loop hardly not
 a second than `reports.read_bytes_per_second` (docs/concepts/reports.md).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import islice
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.handlers.request_runner import Job
+from popmq.broker.handlers.request import Request
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import QueueUnit
-from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, confirmed, read
+from popmq.broker.operations.resumable_reads import ResumableRead, confirmed, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.frame_kinds import Kind
 from popmq.common.record.report_layouts import HEAD, LAYOUTS, OFFSET, RECORD, REVIVE, TABLES
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
@@ -243,7 +242,7 @@ def _range(queue: ConsumeQueue, request: pb.ReadRawRequest) -> tuple[int, int]:
     return first, max(first, min(request.next, queue.count))
 
 
-def _names(broker: Broker, request: pb.NamesRequest) -> ResumableRead[bytes]:
+def _names(broker: Broker) -> ResumableRead[bytes]:
     yield from read(lambda: None)
     found = pb.BrokerNames(broker=broker.settings.broker.name)
     for topic in islice(broker.registry.topics(), NAMES_LIMIT):
@@ -255,20 +254,14 @@ def _names(broker: Broker, request: pb.NamesRequest) -> ResumableRead[bytes]:
     return pb.NamesReply(status=_OK, brokers=[found]).SerializeToString()
 
 
-def _describe_job(broker: Broker, body: bytes) -> Job:
-    return ResumableRunner(_describe(broker, pb.DescribeRequest.FromString(body)))
+def describe_tables(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return _describe(broker, pb.DescribeRequest.FromString(request.body))
 
 
-def _read_raw_job(broker: Broker, body: bytes) -> Job:
-    return ResumableRunner(_read_raw(broker, pb.ReadRawRequest.FromString(body)))
+def read_raw(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return _read_raw(broker, pb.ReadRawRequest.FromString(request.body))
 
 
-def _names_job(broker: Broker, body: bytes) -> Job:
-    return ResumableRunner(_names(broker, pb.NamesRequest.FromString(body)))
-
-
-REPORT_JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
-    Kind.DESCRIBE_TABLES: _describe_job,
-    Kind.READ_RAW: _read_raw_job,
-    Kind.NAMES: _names_job,
-}
+def names(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    pb.NamesRequest.FromString(request.body)
+    return _names(broker)

@@ -1,61 +1,82 @@
 """RESET_OFFSET: all queues of a request are looked up first, then set at one go."""
 
+from functools import partial
+
 from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.request import Request
 from popmq.broker.operations.offset_reset import QueueReset, ResetTarget, ResetTo
+from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
-from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
 _QUEUES_A_STEP = 16
 
 
-class ResetJob:
-    def __init__(self, broker: Broker, request: pb.ResetOffsetRequest) -> None:
-        self._broker = broker
-        self._reset = broker.offset_reset
-        self._dry_run = request.dry_run
-        self._target = _target(request)
-        topics.check_readable_topic_name(request.topic)
-        self._topic = broker.registry.topic(request.topic)
-        self._group = broker.registry.group(request.group)
-        queue_id = request.queue_id if request.HasField("queue_id") else None
-        self._reset.check(self._topic, self._target, queue_id)
-        every = broker.registry.queue_ids(self._topic)
-        self._queue_ids = list(every) if queue_id is None else [queue_id]
-        # Without a word about them, pending retries are skipped with everything else only.
-        self._skip_retries = self._target.to is ResetTo.NEWEST and queue_id is None
-        if request.HasField("skip_retries"):
-            if request.skip_retries and queue_id is not None:
-                raise Refused(
-                    Code.BAD_REQUEST,
-                    "pending retries are of all queues together: they cannot be skipped for one",
-                )
-            self._skip_retries = request.skip_retries
-        self._offsets: list[int] = []
+def reset_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    wanted = pb.ResetOffsetRequest.FromString(request.body)
+    target = _target(wanted)
+    topics.check_readable_topic_name(wanted.topic)
+    topic = broker.registry.topic(wanted.topic)
+    group = broker.registry.group(wanted.group)
+    queue_id = wanted.queue_id if wanted.HasField("queue_id") else None
+    broker.offset_reset.check(topic, target, queue_id)
+    queue_ids = list(broker.registry.queue_ids(topic)) if queue_id is None else [queue_id]
+    # Without a word about them, pending retries are skipped with everything else only.
+    skip_retries = target.to is ResetTo.NEWEST and queue_id is None
+    if wanted.HasField("skip_retries"):
+        if wanted.skip_retries and queue_id is not None:
+            raise Refused(
+                Code.BAD_REQUEST,
+                "pending retries are of all queues together: they cannot be skipped for one",
+            )
+        skip_retries = wanted.skip_retries
+    reset = _Reset(broker, group, topic, queue_ids, skip_retries, wanted.dry_run)
+    return reset.look_up_and_apply(target)
 
-    def step(self) -> bytes | None:
-        looked_up = len(self._offsets)
-        for queue_id in self._queue_ids[looked_up : looked_up + _QUEUES_A_STEP]:
-            self._offsets.append(self._reset.offset_of(self._topic, queue_id, self._target))
-        if len(self._offsets) < len(self._queue_ids):
-            return None
+
+class _Reset:
+    def __init__(
+        self,
+        broker: Broker,
+        group: SubscriptionGroup,
+        topic: TopicConfig,
+        queue_ids: list[int],
+        skip_retries: bool,
+        dry_run: bool,
+    ) -> None:
+        self._broker = broker
+        self._group = group
+        self._topic = topic
+        self._queue_ids = queue_ids
+        self._skip_retries = skip_retries
+        self._dry_run = dry_run
+
+    def look_up_and_apply(self, target: ResetTarget) -> ResumableRead[bytes]:
+        offsets: list[int] = []
+        for queue_id in self._queue_ids:
+            if offsets and len(offsets) % _QUEUES_A_STEP == 0:
+                yield None
+            look = partial(self._broker.offset_reset.offset_of, self._topic, queue_id, target)
+            offsets.append((yield from read_now(look)))
         return pb.ResetOffsetReply(
             status=pb.Status(code=Code.OK, message="OK"),
             queues=[
                 pb.ResetQueue(
                     broker=self._broker.settings.broker.name,
-                    topic=one.topic.name,
-                    queue_id=one.queue_id,
-                    before=one.before,
-                    after=one.after,
-                    in_flight=one.in_flight,
+                    topic=reset.topic.name,
+                    queue_id=reset.queue_id,
+                    before=reset.before,
+                    after=reset.after,
+                    in_flight=reset.in_flight,
                 )
-                for one in self._apply()
+                for reset in self._apply(offsets)
             ],
         ).SerializeToString()
 
-    def _apply(self) -> list[QueueReset]:
+    def _apply(self, offsets: list[int]) -> list[QueueReset]:
+        reset = self._broker.offset_reset
         group = self._broker.registry.group_by_id(self._group.id)
         topic = self._broker.registry.topic_by_id(self._topic.id)
         if group is None or topic is None:
@@ -63,16 +84,16 @@ class ResetJob:
         there = set(self._broker.registry.queue_ids(topic))  # lite topics may have ended
         places: list[tuple[TopicConfig, int, int]] = [
             (topic, queue_id, offset)
-            for queue_id, offset in zip(self._queue_ids, self._offsets, strict=True)
+            for queue_id, offset in zip(self._queue_ids, offsets, strict=True)
             if queue_id in there
         ]
-        side = self._reset.side_topic(group, topic)
+        side = reset.side_topic(group, topic)
         if side is not None and self._skip_retries:
             # Those that are not confirmed yet are pending too, and stand in front of the reset.
             places.append((side, 0, self._broker.store.dispatch.next_offset(side.id, 0)))
         if self._dry_run:
-            return [self._reset.plan(group, *place) for place in places]
-        done = [self._reset.apply(group, *place) for place in places]
+            return [reset.plan(group, *place) for place in places]
+        done = [reset.apply(group, *place) for place in places]
         polling = self._broker.polling
         if topic.type is MessageType.LITE:
             for queue_id in self._queue_ids:

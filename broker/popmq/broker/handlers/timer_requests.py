@@ -1,21 +1,19 @@
 """RECALL, RESCHEDULE, LIST_TIMERS and FORECAST_TIMERS (docs/concepts/timer.md)."""
 
-from collections.abc import Callable
 from functools import partial
 from heapq import nsmallest
 from typing import NamedTuple
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.handlers.request_runner import Job
+from popmq.broker.handlers.request import Request
 from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
-from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, confirmed, read
+from popmq.broker.operations.resumable_reads import ResumableRead, confirmed, read, read_now
 from popmq.broker.timer.timer_forecast import BUCKETS_MS, DueCounts
 from popmq.broker.timer.timer_recall import StoredTimer
 from popmq.broker.timer.timer_state import Timer
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.record.message import StoredMessage
 from popmq.common.record.timer_token import TimerToken
 from popmq.common.topics import check_readable_topic_name
@@ -30,36 +28,41 @@ _BODIES_A_STEP = 8
 _LATER_MS = 1 << 62
 
 
-class RecallJob:
+def recall(broker: Broker, request: Request) -> ResumableRead[bytes]:
     """The due time of the request is a hint that nothing needs: an id names its timers."""
+    wanted = pb.RecallRequest.FromString(request.body)
+    topic_id, message_id = _topic_id(broker, wanted.topic), _checked_id(wanted.message_id)
 
-    def __init__(self, broker: Broker, request: pb.RecallRequest) -> None:
-        self._broker = broker
-        self._topic_id = _topic_id(broker, request.topic)
-        self._message_id = _checked_id(request.message_id)
-
-    def step(self) -> bytes | None:
-        self._broker.store.guard.check_write()
-        outcome = self._broker.timers.recall.recall(self._topic_id, self._message_id)
-        moved_to = self._broker.timers.departures.targets
+    def step() -> bytes:
+        broker.store.guard.check_write()
+        outcome = broker.timers.recall.recall(topic_id, message_id)
+        moved_to = broker.timers.departures.targets
         return pb.RecallReply(status=_ok(), outcome=outcome, moved_to=moved_to).SerializeToString()
 
+    return read_now(step)
 
-class RescheduleJob:
-    def __init__(self, broker: Broker, request: pb.RescheduleRequest) -> None:
-        self._broker = broker
-        self._topic_id = _topic_id(broker, request.topic)
-        self._message_id = _checked_id(request.message_id)
-        self._new_due_ms = request.new_due_ms
-        if not request.new_due_ms:
-            raise Refused(Code.ILLEGAL_DELIVERY_TIME, "a rescheduling without a new time")
 
-    def step(self) -> bytes | None:
-        self._broker.store.check_admission()
-        outcome, due_ms = self._broker.timers.recall.reschedule(
-            self._topic_id, self._message_id, self._new_due_ms
-        )
+def reschedule(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    wanted = pb.RescheduleRequest.FromString(request.body)
+    topic_id, message_id = _topic_id(broker, wanted.topic), _checked_id(wanted.message_id)
+    if not wanted.new_due_ms:
+        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "a rescheduling without a new time")
+
+    def step() -> bytes:
+        broker.store.check_admission()
+        recalls = broker.timers.recall
+        outcome, due_ms = recalls.reschedule(topic_id, message_id, wanted.new_due_ms)
         return pb.RescheduleReply(status=_ok(), outcome=outcome, due_ms=due_ms).SerializeToString()
+
+    return read_now(step)
+
+
+def list_timers(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return _list(broker, pb.ListTimersRequest.FromString(request.body))
+
+
+def forecast_timers(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return _forecast(broker, pb.ForecastTimersRequest.FromString(request.body))
 
 
 class TimerFilter(NamedTuple):
@@ -265,27 +268,3 @@ def _ok() -> pb.Status:
 def _is_pending(broker: Broker, timer: Timer) -> bool:
     moved = timer.position != timer.identity
     return broker.timers.state.is_pending(*timer.key, timer.offset, moved=moved)
-
-
-def _recall_job(broker: Broker, body: bytes) -> Job:
-    return RecallJob(broker, pb.RecallRequest.FromString(body))
-
-
-def _reschedule_job(broker: Broker, body: bytes) -> Job:
-    return RescheduleJob(broker, pb.RescheduleRequest.FromString(body))
-
-
-def _list_job(broker: Broker, body: bytes) -> Job:
-    return ResumableRunner(_list(broker, pb.ListTimersRequest.FromString(body)))
-
-
-def _forecast_job(broker: Broker, body: bytes) -> Job:
-    return ResumableRunner(_forecast(broker, pb.ForecastTimersRequest.FromString(body)))
-
-
-TIMER_JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
-    Kind.RECALL: _recall_job,
-    Kind.RESCHEDULE: _reschedule_job,
-    Kind.LIST_TIMERS: _list_job,
-    Kind.FORECAST_TIMERS: _forecast_job,
-}

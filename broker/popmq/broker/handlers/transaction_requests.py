@@ -1,46 +1,56 @@
 """END_TRANSACTION and the answers to CHECKS (docs/concepts/transactions.md)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.handlers.request_runner import Job
-from popmq.broker.operations.resumable_reads import Unconfirmed
+from popmq.broker.handlers.request import Request
+from popmq.broker.operations.resumable_reads import ResumableRead, Unconfirmed, read_now
 from popmq.broker.transaction.check_service import Check
 from popmq.common.errors import Code, Refused
 from popmq.common.record.transaction_token import TransactionEnd
 from popmq.common.wire import transaction_pb2 as pb
 
 
-class EndTransactionJob:
-    def __init__(self, broker: Broker, request: pb.EndTransactionRequest) -> None:
-        self._halves = broker.transactions.halves
-        self._ending = TransactionEnd.COMMITTED if request.commit else TransactionEnd.ROLLED_BACK
-        self._transaction = self._halves.find(
-            request.topic, request.message_id, request.transaction_id
-        )
-        self._waited = False
+def end_transaction(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    wanted = pb.EndTransactionRequest.FromString(request.body)
+    halves = broker.transactions.halves
+    ending = TransactionEnd.COMMITTED if wanted.commit else TransactionEnd.ROLLED_BACK
+    transaction = halves.find(wanted.topic, wanted.message_id, wanted.transaction_id)
+    waited = False
 
-    def step(self) -> bytes | None:
+    def step() -> bytes:
         """It is final that the transaction came to another end: that record is waited for."""
-        if not self._halves.is_readable(self._transaction):
+        nonlocal waited
+        if not halves.is_readable(transaction):
             raise Unconfirmed
         try:
-            self._halves.end(self._transaction, self._ending)
+            halves.end(transaction, ending)
         except Refused as refusal:
-            if self._waited or refusal.code is not Code.INVALID_TRANSACTION_ID:
+            if waited or refusal.code is not Code.INVALID_TRANSACTION_ID:
                 raise
-            self._waited = True
+            waited = True
             raise Unconfirmed from None
         return b""
 
-
-def end_transaction_job(broker: Broker, body: bytes) -> Job:
-    return EndTransactionJob(broker, pb.EndTransactionRequest.FromString(body))
+    return read_now(step)
 
 
-def encode_checks(found: Sequence[Check]) -> bytes:
+def wait_for_checks(broker: Broker, request: Request) -> None:
+    wanted = pb.ChecksRequest.FromString(request.body)
+    checks = broker.transactions.checks
+    checks.add_waiting_proxy(
+        request.number,
+        wanted.topics,
+        broker.waits_ms() + wanted.wait_ms,
+        lambda due: request.answer(_encode_checks(due)),
+    )
+    request.wait(partial(checks.cancel, request.number))
+
+
+def _encode_checks(due: Sequence[Check]) -> bytes:
     reply = pb.ChecksReply()
-    for check in found:
+    for check in due:
         message = check.message
         reply.checks.add(
             topic=check.topic,

@@ -17,6 +17,7 @@ from popmq.broker.lite.lite_notices import LiteNotices
 from popmq.broker.lite.lite_subscriptions import LiteSubscriptions, Subscriber, SubscriberKey
 from popmq.broker.meta.lite_topics import LiteTopic
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_batch import PopBatch
 from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.broker.store.lookup import Lookup
@@ -67,6 +68,7 @@ class LiteService:
         lookup: Lookup,
         settings: LiteSettings,
         limits: PopSettings,
+        polling: LongPolling,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -79,8 +81,7 @@ class LiteService:
         self._limits = limits
         self.subscriptions = LiteSubscriptions(settings)
         self.notices = LiteNotices()
-        self.wake: Wake = lambda key, client: None
-        self.wake_later: Wake = lambda key, client: None  # from inside of a change of the tables
+        self._polling = polling
 
     # -- receives
 
@@ -149,13 +150,14 @@ class LiteService:
         lite = self._registry.lites.at(topic.id, queue_id)
         if lite is not None:
             for group_id in self.subscriptions.groups(topic.id, lite.name):
-                self._look(topic, lite, group_id, self.wake)
+                self._look(topic, lite, group_id, self._polling.wake_client)
 
     def on_unblocked(self, topic: TopicConfig, queue_id: int, group_id: int) -> None:
         """What was in flight to the group ended."""
         lite = self._registry.lites.at(topic.id, queue_id)
         if lite is not None:
-            self._look(topic, lite, group_id, self.wake_later)
+            # From inside of a change of the tables: they try in the next step.
+            self._look(topic, lite, group_id, self._polling.retry_client_waiters)
 
     def _look(self, topic: TopicConfig, lite: LiteTopic, group_id: int, wake: Wake) -> None:
         """Tell the group's subscribers if there is something for them."""
@@ -235,7 +237,7 @@ class LiteService:
             self.subscriptions.add(one, name)
             lite = self._registry.lites.find(topic.id, name)
             if lite is not None:
-                self._look(topic, lite, group.id, self.wake)
+                self._look(topic, lite, group.id, self._polling.wake_client)
 
     def _wanted_names(
         self, action: Action, client: int, had: set[str], names: Sequence[str]

@@ -4,8 +4,9 @@ The tables are a function of the META records, applied in log order; ids only gr
 that was deleted and made again is another topic and old records never reach it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.meta.lite_topics import LiteTopicTable
@@ -29,10 +30,18 @@ WANTED_LIMIT = 64  # names that are asked of the owner at once
 _PER_PIECE = 128
 
 
+class DeletionListener(Protocol):
+    """Drops what it holds of a topic or a group, after that is gone."""
+
+    def on_topic_deleted(self, topic: TopicConfig) -> None: ...
+
+    def on_group_deleted(self, group: SubscriptionGroup) -> None: ...
+
+
 class Registry:
     table_number = 1
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, listener: DeletionListener) -> None:
         self._store = store
         self.lites = LiteTopicTable(store)
         self._topics: dict[str, TopicConfig] = {}
@@ -52,9 +61,7 @@ class Registry:
         self._restored_changes = 0
         self.receipt_key = b""
         self.log_id = ""
-        # Told after a topic or a group is gone, so that those above drop what they hold of it.
-        self.on_topic_deleted: Callable[[TopicConfig], None] = lambda topic: None
-        self.on_group_deleted: Callable[[SubscriptionGroup], None] = lambda group: None
+        self._listener = listener
 
     # -- look up
 
@@ -299,7 +306,7 @@ class Registry:
                 gone = self._groups_by_id.pop(record.group_deleted, None)
                 if gone is not None:
                     del self._groups[gone.name]
-                    self.on_group_deleted(gone)
+                    self._listener.on_group_deleted(gone)
             case "receipt_key":
                 self.receipt_key = record.receipt_key
             case "store_id":
@@ -384,7 +391,7 @@ class Registry:
             del self._topics[gone.name]
             self._store.dispatch.drop_topic(topic_id)
             self.lites.drop_topic(topic_id)
-            self.on_topic_deleted(gone)
+            self._listener.on_topic_deleted(gone)
 
 
 def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:

@@ -3,5 +3,6 @@
 Always holds: At most one Broker is on the disk at a time; what an earlier incarnation left cannot
 write.
 
-May import: core, diagnostics, ha, handlers, log, meta, timer, popmq.common.
+May import: core, diagnostics, ha, handlers, log, meta, persistence, store,
+timer, popmq.common.
 """

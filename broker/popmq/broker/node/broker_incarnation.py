@@ -7,14 +7,15 @@ threads still do is waited for, and what they say is not heard any more.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.flusher_group import FlusherGroup
+from popmq.broker.store.message_store import ReplicaListener, StoreThreads
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
 from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.settings.settings import Settings
-from popmq.common.step_loop import Flusher, Work
 
 
 class BrokerIncarnation:
@@ -27,21 +28,17 @@ class BrokerIncarnation:
         disk: Disk,
         clock: Clock,
         waits: Clock | None,
-        flusher: Flusher,
-        housekeeper: Flusher,
-        readers: Flusher,
+        threads: StoreThreads,
         rng: random.Random,
-        soon: Callable[[Work], object] | None,
-        on_failure: Callable[[BaseException], None],
+        node: ReplicaListener,
     ) -> None:
         self._settings = settings
         self._disk = disk
         self._clock = clock
         self._waits = waits
-        self._threads = (flusher, housekeeper, readers)
+        self._threads = threads
         self._rng = rng
-        self._soon = soon
-        self._on_failure = on_failure
+        self._node = node
         self._own = FlusherGroup()
         self._log_clock = LogClock(clock)  # what was heard of log time holds for the next broker
         self.changing = False
@@ -50,24 +47,24 @@ class BrokerIncarnation:
     def begin(self) -> Broker:
         """A broker that was not started yet."""
         self._own = FlusherGroup()
-        flusher, housekeeper, readers = self._threads
+        threads = self._threads
         if not self._settings.replication.is_single:
-            flusher, housekeeper, readers = map(self._own.wrap, self._threads)
+            threads = replace(
+                threads,
+                flusher=self._own.wrap(threads.flusher),
+                housekeeper=self._own.wrap(threads.housekeeper),
+                readers=self._own.wrap(threads.readers),
+            )
         self.broker = Broker(
             self._settings,
             disk=self._disk,
             clock=self._clock,
             waits=self._waits,
-            flusher=flusher,
-            housekeeper=housekeeper,
+            threads=threads,
             rng=self._rng,
             log_clock=self._log_clock,
+            node=self._node,
         )
-        store = self.broker.store
-        store.readers = readers
-        store.on_failure = self._on_failure
-        if self._soon is not None:
-            store.call_soon = self._soon
         self.changing = False
         return self.broker
 
@@ -81,17 +78,13 @@ class BrokerIncarnation:
                 then()
             except Exception as error:
                 # Without a broker nothing is served: the process ends, its next start says why.
-                self._on_failure(error)
+                self._threads.on_failure(error)
 
         self._own.stop(ended)
 
     def release_files(self) -> None:
         if hasattr(self, "broker") and not self.changing:
             self.broker.release_files()
-
-
-def raise_error(error: BaseException) -> None:
-    raise error
 
 
 def nowhere(address: str) -> Port:

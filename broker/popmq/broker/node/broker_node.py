@@ -23,18 +23,19 @@ from popmq.broker.ha.role import BrokerRole, GroupRecord, GroupView, RoleOrder, 
 from popmq.broker.ha.status import BrokerStatus, described, registration
 from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere, raise_error
+from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere
 from popmq.broker.node.gate import Gate
 from popmq.broker.node.master_role import MasterRole
 from popmq.broker.node.meta_follower import MetaFollower
 from popmq.broker.node.slave_role import SlaveRole
 from popmq.broker.node.timer_migrator import TimerMigrator
+from popmq.broker.persistence.state_hashes import Compared
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotMaster, Refused
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.settings.settings import Settings
-from popmq.common.step_loop import Flusher, Work
 from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ logger = logging.getLogger(__name__)
 class BrokerNode:
     """`open_port` gives a way to a peer's frames; `controllers` are the ways to those.
 
-    `on_failure` ends the process, `on_demoted` drops the clients' connections: answers that were
-    not confirmed must not be given.
+    `threads.on_failure` ends the process, `on_demoted` drops the clients' connections: answers that
+    were not confirmed must not be given.
     """
 
     def __init__(
@@ -54,14 +55,10 @@ class BrokerNode:
         disk: Disk,
         clock: Clock,
         waits: Clock | None = None,
-        flusher: Flusher,
-        housekeeper: Flusher | None = None,
-        readers: Flusher | None = None,
+        threads: StoreThreads,
         rng: random.Random,
-        soon: Callable[[Work], object] | None = None,
         open_port: Callable[[str], Port] | None = None,
         controllers: Sequence[Port] = (),
-        on_failure: Callable[[BaseException], None] | None = None,
         on_demoted: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
@@ -81,7 +78,7 @@ class BrokerNode:
         self._clock = clock
         self._rng = rng
         self._open_port = open_port or nowhere
-        self._on_failure = on_failure or raise_error
+        self._on_failure = threads.on_failure
         self._on_demoted = on_demoted or (lambda: None)
         self._postponed: GroupRecord | None = None
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
@@ -90,12 +87,9 @@ class BrokerNode:
             disk=disk,
             clock=clock,
             waits=waits,
-            flusher=flusher,
-            housekeeper=housekeeper or flusher,
-            readers=readers or flusher,
+            threads=threads,
             rng=rng,
-            soon=soon,
-            on_failure=lambda error: self._on_failure(error),
+            node=self,
         )
         self.controllers = ControllerClients(
             controllers,
@@ -162,8 +156,6 @@ class BrokerNode:
             self._open_slave()
             return
         broker = self._life.begin()
-        broker.store.open_epoch = self._begin_alone
-        broker.store.log_time.epoch_starts = lambda: self.epochs.starts
         broker.start()
         self._server = BrokerServer(broker)
         self.role = BrokerRole.MASTER
@@ -376,14 +368,34 @@ class BrokerNode:
             self.epochs.clear()
             broker.wipe()
             self.following.tables.wiped()
-        broker.store.on_durable = self._durable
-        broker.store.replicas.on_tail_lost = self._tail_lost
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
         self.following.begin(broker)
 
-    def _tail_lost(self, position: int, proof: int) -> None:
+    # -- what the store says (ReplicaListener)
+
+    def open_epoch(self, epoch: int, position: int) -> int:
+        if not self.solo:
+            return epoch  # MasterRole has written it already
+        self._begin_epochs()
+        return begin_alone(self.epochs, self.identity, epoch, position)
+
+    def epoch_starts(self) -> Sequence[int]:
+        return self.epochs.starts
+
+    def on_durable(self, position: int) -> None:
+        if self.solo:
+            self.broker.store.confirm(position)
+        elif self.leadership is not None:
+            self.leadership.side.durable(position)
+        elif self.following.side is not None:
+            self.following.side.durable(position)
+
+    def on_tables_compared(self, compared: Compared) -> None:
+        self.following.tables.compared(compared)
+
+    def on_tail_lost(self, position: int, proof: int) -> None:
         """What is cut now was confirmed, maybe with the word of this store: nobody may count on
         it any more, so it is in no set from here on (R9), and copies the rest again."""
         logger.error("the log's end is damaged", extra={"position": position, "proof": proof})
@@ -394,16 +406,6 @@ class BrokerNode:
         begin_epochs(
             self.epochs, self.identity, store_epoch=store.epoch, start=store.start, end=store.end
         )
-
-    def _begin_alone(self, epoch: int, position: int) -> int:
-        self._begin_epochs()
-        return begin_alone(self.epochs, self.identity, epoch, position)
-
-    def _durable(self, position: int) -> None:
-        if self.leadership is not None:
-            self.leadership.side.durable(position)
-        elif self.following.side is not None:
-            self.following.side.durable(position)
 
     # -- what it says of itself
 

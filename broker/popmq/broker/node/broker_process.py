@@ -17,6 +17,7 @@ from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.node.metrics import broker_metrics
 from popmq.broker.node.pacing import BUSY_MS, Pacing, ReplicaPacing
 from popmq.broker.node.replication_metrics import replication_metrics
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.disk import Disk, RealDisk
 from popmq.common.errors import ConfigError, PopmqError
@@ -127,13 +128,9 @@ class BrokerProcess:
             disk=self._disk,
             clock=self._clock,
             waits=self._waits,
-            flusher=flusher,
-            housekeeper=housekeeper,
-            readers=reader,
+            threads=StoreThreads(flusher, housekeeper, reader, soon, self._disk_failed),
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
-            soon=soon,
             open_port=self._peer,
-            on_failure=self._disk_failed,
             on_demoted=self._drop_clients,
         )
         self.node.start()

@@ -58,7 +58,7 @@ class GatedPort:
 class Gate:
     """`clients` and `slaves` are closed while nobody is served; `serve_node` takes the rest.
 
-    `admit` raises for a send that could not be confirmed now; `why` says to the others why not.
+    `closed_reason` says to the others why not.
     """
 
     def __init__(self, serve_node: Callable[[Kind, bytes, OnReply], None]) -> None:
@@ -68,6 +68,11 @@ class Gate:
         self.check_send_quorum: Callable[[], None] = lambda: None
         self.closed_reason = "this broker was not told to lead yet"
         self.refused_by_code: dict[int, int] = {}
+
+    def open_clients(self, port: Port, check_send_quorum: Callable[[], None]) -> None:
+        """`check_send_quorum` raises for a send that could not be confirmed now."""
+        self.check_send_quorum = check_send_quorum
+        self.clients.open(port)
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         """Ids of the slaves' requests are odd, those of clients even."""

@@ -59,7 +59,6 @@ class MasterRole:
         self._now_ms = now_ms
         self._short = ""  # why sends are refused now
         self._hand_over: MasterHandOver | None = None
-        self.server = BrokerServer(broker)
         self.epoch = record.epoch
         self.epoch_start = store.end
         sync = SyncState(
@@ -85,8 +84,7 @@ class MasterRole:
             now_ms=now_ms,
             rng=rng,
         )
-        self.server.when_received = self.side.received.when_in_memory
-        self.server.when_heard = self.side.received.when_leadership_confirmed
+        self.server = BrokerServer(broker, self.side.received)
 
     def start(self) -> None:
         """Write the first record of the epoch, and let slaves in; clients come later."""
@@ -100,10 +98,9 @@ class MasterRole:
                 "timers_read_ms": read_ms,
             },
         )
-        self._broker.following.on_master_opened = self._opened
         self._store.replicas.watch(self.side.grown)
         self._gate.slaves.open(self.side)
-        self._broker.promote(self.epoch)
+        self._broker.promote(self.epoch, self._opened)
         self.side.durable(self._store.durable)
 
     def step(self) -> int:
@@ -173,12 +170,11 @@ class MasterRole:
 
     def _opened(self) -> None:
         """Everything before this epoch is confirmed: whatever was visible once is again (R14)."""
-        self._gate.check_send_quorum = self._admit
         self._serve()
         logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
 
     def _serve(self) -> None:
-        self._gate.clients.open(self.server)
+        self._gate.open_clients(self.server, self._admit)
         self._change(BrokerRole.MASTER)
 
     def _change(self, role: BrokerRole) -> None:

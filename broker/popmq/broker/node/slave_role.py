@@ -68,10 +68,6 @@ class SlaveRole:
         self._broker = broker
         self._began_ms = self._now_ms()
         self._snapshot = SnapshotDownload(broker.following.begin_install)
-        broker.store.log_time.epoch_starts = lambda: self._epochs.starts
-        slave = broker.store.slave
-        assert slave is not None
-        slave.hashes.on_compared = self.tables.compared
         self._differing = DifferingSnapshots(
             self._disk, self._settings.broker.data, broker.store.readers
         )

@@ -6,6 +6,7 @@ Reads only: no check point, no record, and other readers of the queue notice not
 from dataclasses import dataclass
 
 from popmq.broker.filter.message_filter import MessageFilter
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.pop.pop_batch import LOOK_BYTES, LOOK_UNITS, SCAN_UNITS
@@ -44,6 +45,7 @@ class PullReader:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.metrics = PullMetrics()
+        self.cold = ColdReadRetry(store.readers)
 
     def nearest(self, want: PullParams, offset: int) -> int:
         """`offset`, or the nearest that the queue has: from its oldest message to its end."""

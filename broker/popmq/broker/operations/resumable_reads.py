@@ -1,26 +1,42 @@
-"""Long looks at the store, written as one piece of code and done in steps.
+"""Long reads of the store, written as one piece of code and done in steps.
 
-A generator yields each read as a function.  Whoever drives it calls the function, as often as it
-raises ColdRead, and sends the result in; so nothing here waits, and one read is one step.
+A generator yields what it waits for: a ColdRead until the bytes are in memory, Unconfirmed until
+what memory knows is confirmed, None until the loop has done other work.  Whoever runs it resumes
+it then, so nothing here waits.
 """
 
 from collections.abc import Callable, Generator
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from popmq.broker.store.message_store import MessageStore
+from popmq.common.disk import ColdRead
 
 T = TypeVar("T")
-ResumableRead = Generator[Callable[[], object], object, T]
-
-
-def read(look: Callable[[], T]) -> ResumableRead[T]:
-    """`result = yield from read(...)`; `look` may be called again, so it changes nothing."""
-    result = yield look
-    return cast(T, result)  # the driver sends what `look` returned
 
 
 class Unconfirmed(Exception):
     """What memory says is not in the queues yet: look again when it is confirmed."""
+
+
+ResumableRead = Generator[ColdRead | Unconfirmed | None, None, T]
+
+
+def read(look: Callable[[], T]) -> ResumableRead[T]:
+    """`result = yield from read(...)` in the next step, so that one read is one step."""
+    yield None
+    return (yield from read_now(look))
+
+
+def read_now(look: Callable[[], T]) -> ResumableRead[T]:
+    """The result of `look`, which is called again after ColdRead and Unconfirmed: a call that
+    raises them must have changed nothing that counts."""
+    while True:
+        missing: ColdRead | Unconfirmed
+        try:
+            return look()
+        except (ColdRead, Unconfirmed) as error:
+            missing = error
+        yield missing
 
 
 def confirmed(store: MessageStore) -> ResumableRead[None]:
@@ -32,24 +48,3 @@ def confirmed(store: MessageStore) -> ResumableRead[None]:
             raise Unconfirmed
 
     yield from read(look)
-
-
-class ResumableRunner:
-    """Runs one generator; `step` is one read."""
-
-    def __init__(self, steps: ResumableRead[bytes]) -> None:
-        self._steps = steps
-        self._look: Callable[[], object] | None = None
-
-    def step(self) -> bytes | None:
-        """What the generator returned, at its end.
-
-        Raises ColdRead and Unconfirmed: call again when the bytes are there.
-        """
-        result = self._look() if self._look is not None else None
-        try:
-            self._look = self._steps.send(result)
-        except StopIteration as end:
-            reply: bytes = end.value
-            return reply
-        return None

@@ -34,7 +34,12 @@ class _Epoch(NamedTuple):
 
 class LogTime:
     def __init__(
-        self, log: CommitLog, clock: Clock, log_clock: LogClock, settings: StoreSettings
+        self,
+        log: CommitLog,
+        clock: Clock,
+        log_clock: LogClock,
+        settings: StoreSettings,
+        epoch_starts: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -45,7 +50,7 @@ class LogTime:
         self._own_position = -1
         self._older: dict[int, _Epoch] = {}  # by the position of its first record
         # Where the epochs of the log begin, oldest first.
-        self.epoch_starts: Callable[[], Sequence[int]] = tuple
+        self.epoch_starts = epoch_starts
 
     @property
     def downtime_ms(self) -> int:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.queue_unit import QueueUnit
@@ -66,7 +67,16 @@ class Retention:
         settings: StoreSettings,
         flusher: Flusher,
         log_time: LogTime,
+        *,
+        on_delete: Callable[[int], object],
+        on_start: Callable[[int], None],
+        log_starts_at: Callable[[int], None],
     ) -> None:
+        """`on_start` hears where the log begins from now on, in the step in which it does.
+
+        `log_starts_at` makes that durable, on the flusher, before the segments go: a start takes a
+        first segment that is missing otherwise for damage.
+        """
         self._log = log
         self._dispatch = dispatch
         self._settings = settings
@@ -77,21 +87,19 @@ class Retention:
         self._bodies: list[tuple[LiveBodies, LiveBody]] = []  # of a piece, the last first
         self._cut = 0
         self._wait_until = 0
-        self._deleting = self._warming = False
+        self._deleting = False
+        self._cold = ColdReadRetry(flusher)
         # Forgotten, and on the disk still: what could not be deleted goes first the next time, or
         # a start would find a gap behind it.
         self._leaving: list[SegmentFile] = []
         self.live: Sequence[LiveBodies] = ()
         self.exact: Sequence[LiveBodies] = ()  # of those, the ones that say what lives and no more
-        # Told where the log begins from now on, in the step in which it does.
-        self.on_start: Callable[[int], None] = lambda position: None
+        self._on_start = on_start
+        self._on_delete = on_delete
+        self._log_starts_at = log_starts_at
         # Queues begin there from now on; what waits to be moved is found by its id until the
         # segments are deleted.
         self.on_truncated: Callable[[int], object] = lambda position: None
-        self.on_delete: Callable[[int], object] = lambda position: None
-        # Makes durable where the log starts, on the flusher, before the segments go: a start takes
-        # a first segment that is missing otherwise for damage.
-        self.log_starts_at: Callable[[int], None] = lambda position: None
         self.relocated = 0
         self.deleted_segments = 0
         self.error: BaseException | None = None
@@ -101,7 +109,7 @@ class Retention:
 
         Look, move in pieces, wait until the moves are confirmed, delete.
         """
-        if self._deleting or self._warming:
+        if self._deleting or self._cold.waiting:
             return 0
         if self._pieces is not None:
             return self._move_some(self._pieces)
@@ -185,23 +193,11 @@ class Retention:
             try:
                 live.move(body)
             except ColdRead as cold:
-                self._warm(cold)
+                self._cold.warm(cold)
                 return 1
             self._bodies.pop()
             self.relocated += 1
         return 1
-
-    def _warm(self, cold: ColdRead) -> None:
-        """A body that nobody read for days comes from the disk; the loop goes on meanwhile."""
-        self._warming = True
-
-        def read() -> None:
-            cold.warm()
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False  # an error shows again, at the read that waits
-
-        self._flusher.submit(read, done)
 
     def _due(self, keep_from: int) -> int:
         """Position up to which whole segments may go."""
@@ -228,13 +224,13 @@ class Retention:
     def _delete(self) -> None:
         cut, self._wait_until = self._cut, 0
         self._deleting = True
-        self.on_delete(cut)
+        self._on_delete(cut)
         gone = self._log.drop_before(cut)
-        self.on_start(cut)
+        self._on_start(cut)
         self._leaving += (*gone, *self._dispatch.queue_files_below_minimum())
 
         def work() -> None:
-            self.log_starts_at(cut)
+            self._log_starts_at(cut)
             while self._leaving:
                 self._leaving[0].delete()
                 del self._leaving[0]

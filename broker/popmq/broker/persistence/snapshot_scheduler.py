@@ -26,18 +26,22 @@ class SnapshotScheduler:
         flusher: Flusher,
         *,
         every_bytes: int,
+        before: Callable[[], None] = lambda: None,
+        on_finished: Callable[[int, int], None] = lambda position, state_hash: None,
+        log_starts_at: Callable[[int], None] = lambda position: None,
     ) -> None:
+        """`before` makes records of what is none yet; `on_finished` hears position and state hash
+        of each snapshot that was made while the broker runs; `log_starts_at` makes durable where
+        the log will start, before it is begun anew with another's snapshot."""
         self._disk = disk
         self._folder = f"{folder}/snapshot"
         self._flusher = flusher
         self._every_bytes = every_bytes
         self._writer: SnapshotWriter | None = None
         self.tables: Sequence[SnapshotTable] = ()
-        self.before: Callable[[], None] = lambda: None  # makes records of what is none yet
-        # Told position and state hash of each that was made while the broker runs.
-        self.on_finished: Callable[[int, int], None] = lambda position, state_hash: None
-        # Makes durable where the log will start, before it is begun anew with another's snapshot.
-        self.log_starts_at: Callable[[int], None] = lambda position: None
+        self._before = before
+        self._on_finished = on_finished
+        self._log_starts_at = log_starts_at
         self.wanted = False  # make one now, however little was appended since the last one
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
@@ -59,7 +63,7 @@ class SnapshotScheduler:
             if grown < self._every_bytes and not self.wanted:
                 return 0
             self.wanted = False
-            self.before()
+            self._before()
             self._writer = self._begin(head())
             return 1
         return self.write_chunk(safe_position=safe_position)
@@ -78,7 +82,7 @@ class SnapshotScheduler:
             self._abandon(self._writer)
         elif self._writer.finished:
             self._note(self._writer)
-            self.on_finished(self.position, self.state_hash)
+            self._on_finished(self.position, self.state_hash)
         return done
 
     def install(
@@ -99,7 +103,7 @@ class SnapshotScheduler:
             start=start,
             housekeeper=self._flusher,
             flusher=flusher,
-            log_starts_at=self.log_starts_at,
+            log_starts_at=self._log_starts_at,
             restored=restored,
             on_failure=on_failure,
         )

@@ -23,12 +23,12 @@ class Compared(NamedTuple):
 
 
 class StateHashes:
-    def __init__(self) -> None:
+    def __init__(self, on_compared: Callable[[Compared], None]) -> None:
         self._own: dict[int, int] = {}
         self._masters: dict[int, tuple[int, int]] = {}  # epoch of the master, hash
         self.compared = 0
         self.diverged = 0
-        self.on_compared: Callable[[Compared], None] = lambda compared: None
+        self.on_compared = on_compared
 
     def add_own(self, position: int, state_hash: int) -> None:
         """Of a snapshot made here."""

@@ -4,15 +4,18 @@ The invariant: nobody outside hears of a record (reply, queue unit) before it is
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.admission import Admission
-from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.group_commit import GroupCommit
+from popmq.broker.log.log_block import LogBlock
 from popmq.broker.log.message_reader import MessageReader
 from popmq.broker.log.queue_unit import UNIT_SIZE, find_unit, index_unit
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
@@ -26,6 +29,7 @@ from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryRes
 from popmq.broker.persistence.retention import LiveBody, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
+from popmq.broker.persistence.state_hashes import Compared
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.slave_applier import SlaveApplier
 from popmq.broker.store.slave_store import SlaveStore
@@ -40,7 +44,104 @@ from popmq.common.record.message import (
     message_size,
 )
 from popmq.common.settings.settings import StoreSettings
-from popmq.common.step_loop import Flusher
+from popmq.common.step_loop import Flusher, Work
+
+
+def _run_now(work: Work) -> None:
+    work()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@dataclass(frozen=True, slots=True)
+class StoreThreads:
+    """Where a store's work runs, beside the turn of the loop that asks for it."""
+
+    flusher: Flusher  # group commits
+    # Index files, snapshots and deletions: their many syncs must not delay a group commit.
+    housekeeper: Flusher
+    readers: Flusher  # cold reads
+    call_soon: Callable[[Work], object] = _run_now  # at the end of this turn of the loop
+    on_failure: Callable[[BaseException], None] = _raise  # the disk failed: the process stops (D2)
+
+    @classmethod
+    def of_one(
+        cls, flusher: Flusher, call_soon: Callable[[Work], object] = _run_now
+    ) -> "StoreThreads":
+        """Of tools and tests: everything is done by one."""
+        return cls(flusher, flusher, flusher, call_soon)
+
+
+class StoreListener(Protocol):
+    """What the services above the store hear of it."""
+
+    def before_batch(self) -> None:
+        """A group commit begins: what is appended now goes with it."""
+        ...
+
+    def before_snapshot(self) -> None:
+        """A snapshot of the tables is about to be made, of what is a record only."""
+        ...
+
+    def on_dispatched(self, grown: set[tuple[int, int]]) -> None:
+        """Confirmed messages are in these queues (topic, queue)."""
+        ...
+
+    def on_relocated(self, body: LiveBody) -> None:
+        """Retention has copied a message that is still needed to the log's end."""
+        ...
+
+    def on_snapshot_made(self, position: int, state_hash: int) -> None: ...
+
+    def on_log_start(self, position: int) -> None:
+        """The log begins here from now on."""
+        ...
+
+
+def _same_epoch(epoch: int, position: int) -> int:
+    return epoch
+
+
+class NoListener:
+    """Of a store without services: nothing has to be done."""
+
+    def before_batch(self) -> None: ...
+
+    def before_snapshot(self) -> None: ...
+
+    def on_dispatched(self, grown: set[tuple[int, int]]) -> None: ...
+
+    def on_relocated(self, body: LiveBody) -> None: ...
+
+    def on_snapshot_made(self, position: int, state_hash: int) -> None: ...
+
+    def on_log_start(self, position: int) -> None: ...
+
+
+class ReplicaListener(Protocol):
+    """What a store's node makes of it (node/broker_node.py)."""
+
+    def open_epoch(self, epoch: int, position: int) -> int:
+        """Given the next epoch and its start: which one it is, durable before its records."""
+        ...
+
+    def epoch_starts(self) -> Sequence[int]:
+        """Where the epochs of the log begin, oldest first."""
+        ...
+
+    def on_durable(self, position: int) -> None:
+        """A batch is on this disk; a broker alone confirms it at once."""
+        ...
+
+    def on_tail_lost(self, position: int, proof: int) -> None:
+        """At a slave's start: a tail will be cut of which the master had confirmed a part."""
+        ...
+
+    def on_tables_compared(self, compared: Compared) -> None:
+        """A slave's snapshot and its master's of the same position: whether they are equal."""
+        ...
 
 
 class MessageStore:
@@ -50,58 +151,64 @@ class MessageStore:
         folder: str,
         settings: StoreSettings,
         clock: Clock,
-        flusher: Flusher,
-        housekeeper: Flusher | None = None,
+        threads: StoreThreads,
+        listener: StoreListener | None = None,
         log_clock: LogClock | None = None,
+        node: ReplicaListener | None = None,
     ) -> None:
-        """`log_clock` knows the log time of this store's group already, or will."""
+        """`log_clock` knows the log time of this store's group already, or will.
+
+        Without a node every batch that is on this disk is confirmed.
+        """
         self._disk = disk
         self._folder = folder
         self._settings = settings
         self._clock = clock
-        # Index files, snapshots and deletions: their many syncs must not delay a group commit.
-        self._housekeeper = housekeeper or flusher
-        self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
+        self._housekeeper = threads.housekeeper
+        self.readers = threads.readers
+        self.call_soon, self.on_failure = threads.call_soon, threads.on_failure
+        self._listener = listener = listener or NoListener()
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.log_clock = log_clock or LogClock(clock)
         self.reader = MessageReader(self._log, folder, clock, self.log_clock)
         self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
-            flusher,
+            threads.flusher,
             clock,
             self.metrics,
             soon=lambda work: self.call_soon(work),
-            before_batch=lambda: self.before_batch(),
+            before_batch=listener.before_batch,
             on_durable=self._on_disk,
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
-        self.replicas = ReplicaLog(self._log, self._commit)
+        self.replicas = ReplicaLog(self._log, self._commit, self._on_block, self._before_truncate)
         self.slave: SlaveStore | None = None
-        self.log_time = LogTime(self._log, clock, self.log_clock, settings)
+        self._node = node
+        starts = node.epoch_starts if node is not None else tuple
+        self.log_time = LogTime(self._log, clock, self.log_clock, settings, starts)
         self._checkpoint = StoreCheckpoint()
-        self.snapshots = SnapshotScheduler(
-            disk, folder, self._housekeeper, every_bytes=settings.snapshot_bytes
-        )
         self.checkpoints = CheckpointScheduler(disk, folder, self._housekeeper, self._commit.fail)
-        self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._commit.fail)
+        self.snapshots = SnapshotScheduler(
+            disk,
+            folder,
+            self._housekeeper,
+            every_bytes=settings.snapshot_bytes,
+            before=listener.before_snapshot,
+            on_finished=self._on_snapshot_made,
+            log_starts_at=self.checkpoints.log_starts_at,
+        )
+        self.guard = DiskGuard(
+            disk, folder, self._log, settings, threads.flusher, self._commit.fail
+        )
         self.admission = Admission(self._log, self.guard, settings)
         self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
         self.retention: Retention
         self.epoch, self.stopped_cleanly = 0, False
-        # The shell sets these: how to run something at the end of this tick, who hears of
-        # grown queues, and what to do when the disk failed (the process stops: D2).
-        self.call_soon: Callable[[Callable[[], None]], object] = lambda work: work()
-        self.on_dispatched: Callable[[set[tuple[int, int]]], None] = lambda grown: None
-        self.before_batch: Callable[[], None] = lambda: None
-        self.on_relocated: Callable[[LiveBody], None] = lambda body: None
-        self.on_failure: Callable[[BaseException], None] = _raise
-        # Hears of each batch on this disk; a broker alone confirms it at once.
-        self.on_durable: Callable[[int], None] = self.confirm
-        # Given the next epoch and its start: says which one it is, durable before its records.
-        self.open_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
+        self.on_durable: Callable[[int], None] = self.confirm if node is None else node.on_durable
+        self.open_epoch = _same_epoch if node is None else node.open_epoch
 
     # -- start and stop
 
@@ -119,10 +226,15 @@ class MessageStore:
             find=partial(find_unit, self._log),
         )
         self.retention = Retention(
-            self._log, self.dispatch, self._settings, self._housekeeper, self.log_time
+            self._log,
+            self.dispatch,
+            self._settings,
+            self._housekeeper,
+            self.log_time,
+            on_delete=self.index.drop_below,
+            on_start=self._listener.on_log_start,
+            log_starts_at=self.checkpoints.log_starts_at,
         )
-        self.retention.on_delete = self.index.drop_below
-        self.retention.log_starts_at = self.snapshots.log_starts_at = self.checkpoints.log_starts_at
         self._index_keeper = IndexFlusher(
             self.dispatch, lambda: self.index, self.checkpoints, self.log_time, lambda: self.epoch
         )
@@ -140,12 +252,15 @@ class MessageStore:
         self._commit.confirmed = self.dispatch.position = self._log.end
         mark_running(self._disk, self._folder)
 
-    def follow(self, apply: ApplyRecord, *, known: int = -1) -> SlaveStore:
+    def follow(
+        self, apply: ApplyRecord, *, known: int = -1, keep_from: Callable[[], int] | None = None
+    ) -> SlaveStore:
         """In place of `recover`, which leaves the log the same, but nothing is applied yet.
 
         Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.
+        Nothing from `keep_from` on is deleted.
         """
-        followed = self._recovery().follow(self._checkpoint, known, self.replicas.on_tail_lost)
+        followed = self._recovery().follow(self._checkpoint, known, self._on_tail_lost)
         self._recovered(followed.passed)
         self._commit.confirmed = followed.confirmed
         self.dispatch.position = followed.begin
@@ -153,8 +268,19 @@ class MessageStore:
         if self.on_durable == self.confirm:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
-        applies = SlaveApplier(log, commit, self.dispatch, self.index, apply, followed, lower)
-        self.slave = SlaveStore(applies, self.replicas, self.snapshots, self.retention, self.guard)
+        applies = SlaveApplier(
+            log, commit, self.dispatch, self.index, apply, followed, lower, self._on_mark
+        )
+        self.slave = SlaveStore(
+            applies,
+            self.replicas,
+            self.snapshots,
+            self.retention,
+            self.guard,
+            self.readers,
+            self._on_compared,
+            keep_from,
+        )
         return self.slave
 
     def lead(self, epoch: int, start: bytes) -> None:
@@ -319,7 +445,7 @@ class MessageStore:
         moved = put_moved(self._log, self.index, self.reader, body, stamp, confirmed)
         if moved is not None:
             self._appended(moved.unit.size)
-            self.on_relocated(moved)
+            self._listener.on_relocated(moved)
 
     def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> int:
         """Append a system record; a topic id of 0 belongs to no queue. Returns its log time."""
@@ -376,7 +502,7 @@ class MessageStore:
         safe = min(self.confirmed, self.checkpoints.position)
         if self.slave is not None:
             if not self._index_keeper.blocked:
-                done += self.slave.step(self.readers)
+                done += self.slave.step()
             return done + self.slave.run_housekeeping(now_ms=now_ms, safe=safe)
         done += self.snapshots.step(self._snapshot_head, safe_position=safe)
         return done + self.retention.step(
@@ -425,14 +551,38 @@ class MessageStore:
         self.index.advance(confirmed)
         self._commit.release()
         if grown:
-            self.on_dispatched(grown)
+            self._listener.on_dispatched(grown)
+
+    # What a slave's log says, once there is a slave.
+
+    def _on_block(self, block: LogBlock) -> None:
+        if self.slave is not None:
+            self.slave.apply.add_block(block)
+
+    def _before_truncate(self, position: int) -> None:
+        if self.slave is not None:
+            self.slave.apply.truncate(position)
+
+    def _on_mark(self, record: ScannedRecord) -> None:
+        assert self.slave is not None, "only a slave applies what a master has marked"
+        self.slave.marked(record)
+
+    def _on_tail_lost(self, position: int, proof: int) -> None:
+        if self._node is not None:
+            self._node.on_tail_lost(position, proof)
+
+    def _on_compared(self, compared: Compared) -> None:
+        if self._node is not None:
+            self._node.on_tables_compared(compared)
+
+    def _on_snapshot_made(self, position: int, state_hash: int) -> None:
+        if self.slave is not None:
+            self.slave.hashes.add_own(position, state_hash)
+        else:
+            self._listener.on_snapshot_made(position, state_hash)
 
     def _snapshot_head(self) -> SnapshotHeader:
         if self.slave is not None:
             return self.slave.head()
         log, wall_ms = self._log, self._clock.wall_ms()
         return SnapshotHeader(log.end, self.epoch, self.log_ms(), wall_ms, log.last_position)
-
-
-def _raise(error: BaseException) -> None:
-    raise error

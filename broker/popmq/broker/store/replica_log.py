@@ -11,20 +11,23 @@ from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock, checked_block, whole_records
 from popmq.broker.log.log_tail import LogTail
-from popmq.broker.persistence.recovery import OnTailLost
 from popmq.common.errors import StoreDamaged
 from popmq.common.record.message import HEADER_SIZE
 
 
 class ReplicaLog:
-    def __init__(self, log: CommitLog, commit: GroupCommit) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        commit: GroupCommit,
+        on_block: Callable[[LogBlock], None],
+        before_truncate: Callable[[int], None],
+    ) -> None:
+        """A slave's tables hear of what is appended, and of a cut before it happens."""
         self._log = log
         self._commit = commit
-        # A slave's tables hear of what is appended, and of a cut before it happens.
-        self.on_block: Callable[[LogBlock], None] = lambda block: None
-        self.before_truncate: Callable[[int], None] = lambda position: None
-        # At a slave's start: before a tail is cut of which the master had confirmed a part.
-        self.on_tail_lost: OnTailLost = lambda position, proof: None
+        self._on_block = on_block
+        self._before_truncate = before_truncate
 
     @property
     def segment_bytes(self) -> int:
@@ -81,7 +84,7 @@ class ReplicaLog:
         block = checked_block(position, data, segment_end=self._log.segment_end(position))
         self._log.append_block(block)
         self._commit.schedule_flush()
-        self.on_block(block)
+        self._on_block(block)
         return block
 
     def truncate(self, position: int, *, known: int, done: Callable[[], None]) -> None:
@@ -90,5 +93,5 @@ class ReplicaLog:
         A record has to begin there, `known` is where one begins at or below it.  Never below
         what is confirmed or applied (R22): that, like a position inside a record, breaks a rule.
         """
-        self.before_truncate(position)
+        self._before_truncate(position)
         self._commit.truncate(position, known, done)

@@ -51,6 +51,7 @@ class SlaveApplier:
         apply: ApplyRecord,
         followed: SlaveRecoveryResult,
         lower_checkpoint: Callable[[], None],
+        on_snapshot_mark: Callable[[ScannedRecord], None],
     ) -> None:
         self._log = log
         self._commit = commit
@@ -70,7 +71,7 @@ class SlaveApplier:
         self.passed = followed.passed
         self.records = 0
         # Hears of a record by which replicas stay equal, when it is applied (replica_records.py).
-        self.on_snapshot_mark: Callable[[ScannedRecord], None] = lambda record: None
+        self._on_snapshot_mark = on_snapshot_mark
 
     @property
     def bound(self) -> int:
@@ -201,7 +202,7 @@ class SlaveApplier:
         self._passed(header)
         if header.kind >= RecordKind.SNAPSHOT_MARK and header.position >= self.apply_from:
             self._dispatch.position = self.applied
-            self.on_snapshot_mark(record)
+            self._on_snapshot_mark(record)
 
     def _passed(self, header: Header) -> None:
         self.applied = self._log.position_after(header.end)

@@ -6,6 +6,7 @@ master says so.  Nothing here appends a record.
 
 from collections.abc import Callable
 
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.log.commit_log import ScannedRecord
 from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.log_block import LogBlock
@@ -13,7 +14,7 @@ from popmq.broker.persistence.retention import EVERYTHING, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
-from popmq.broker.persistence.state_hashes import StateHashes
+from popmq.broker.persistence.state_hashes import Compared, StateHashes
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
 from popmq.broker.store.slave_applier import SlaveApplier
@@ -32,21 +33,23 @@ class SlaveStore:
         snapshots: SnapshotScheduler,
         retention: Retention,
         guard: DiskGuard,
+        readers: Flusher,
+        on_compared: Callable[[Compared], None],
+        keep_from: Callable[[], int] | None = None,
     ) -> None:
+        """What is not in memory is read by `readers`, which may wait; nothing from `keep_from` on
+        may be deleted yet, says who reads beside the tables."""
         self.apply = apply
-        self.hashes = StateHashes()
+        self.hashes = StateHashes(on_compared)
         self._snapshots = snapshots
         self._retention = retention
         self._guard = guard
         self._log = log
-        self._warming = self._publishing = False
+        self._cold = ColdReadRetry(readers)
+        self._publishing = False
         self.install: SnapshotInstall | None = None
         self._starts_at = 0  # where the master's log begins, as far as records say
-        # Nothing from this position on may be deleted yet, says who reads beside the tables.
-        self.keep_from: Callable[[], int] = lambda: EVERYTHING
-        apply.on_snapshot_mark = self._marked
-        log.on_block, log.before_truncate = apply.add_block, apply.truncate
-        snapshots.on_finished = self.hashes.add_own
+        self._keep_from = keep_from or (lambda: EVERYTHING)
 
     @property
     def applied(self) -> int:
@@ -81,25 +84,22 @@ class SlaveStore:
         self.install = self.apply.install(self._snapshots, start)
         return self.install
 
-    def step(self, readers: Flusher, limit: int = APPLY_LIMIT) -> int:
-        """Apply some of what is confirmed; returns how many records.
-
-        What is not in memory is read by `readers`, which may wait.
-        """
-        if self._warming:
+    def step(self, limit: int = APPLY_LIMIT) -> int:
+        """Apply some of what is confirmed; returns how many records."""
+        if self._cold.waiting:
             return 0
         if self.install is not None and (done := self._install_some(self.install)):
             return done
         try:
             return self.apply.step(limit)
         except ColdRead as cold:
-            self._warm(cold, readers)
+            self._cold.warm(cold)
             return 1
 
     def run_housekeeping(self, *, now_ms: int, safe: int) -> int:
         """A piece of a snapshot, or of what retention has to do. `safe` is checkpointed."""
         done = self._snapshots.write_chunk(safe_position=safe)
-        keep_from = min(safe, self._snapshots.older_position - 1, self.keep_from())
+        keep_from = min(safe, self._snapshots.older_position - 1, self._keep_from())
         return done + self._retention.run_as_slave(
             now_ms=now_ms, starts_at=self._starts_at, keep_from=keep_from
         )
@@ -129,7 +129,8 @@ class SlaveStore:
         install.publish(position, published)
         return 1
 
-    def _marked(self, record: ScannedRecord) -> None:
+    def marked(self, record: ScannedRecord) -> None:
+        """A record by which replicas stay equal is applied (store/replica_records.py)."""
         body = record.data[HEADER_SIZE:]
         match record.header.kind:
             case RecordKind.SNAPSHOT_MARK:
@@ -139,14 +140,3 @@ class SlaveStore:
                 self.hashes.add_masters(said.position, said.hash, record.header.epoch)
             case RecordKind.LOG_START:
                 self._starts_at = max(self._starts_at, LogStart.decode(body).position)
-
-    def _warm(self, cold: ColdRead, readers: Flusher) -> None:
-        self._warming = True
-
-        def read() -> None:
-            cold.warm()
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False  # an error shows again, at the read that waits
-
-        readers.submit(read, done)

@@ -8,8 +8,8 @@ is mended by a record, since all state is a function of the log.
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
@@ -82,7 +82,7 @@ class TimerCountAudit:
         self._last_ms: int | None = None  # since boot
         self._wanted = False
         self._count: TimerCount | None = None
-        self._warming = False
+        self._cold = ColdReadRetry(store.readers)
         self.done = 0
         self.mismatches = 0
 
@@ -92,15 +92,14 @@ class TimerCountAudit:
 
     def step(self) -> int:
         """A bounded piece of a count, or a look at the clock. Returns 1 for work done."""
-        if self._warming:
+        if self._cold.waiting:
             return 0
         try:
             if self._wanted:
                 return self._begin()
             return self._look() if self._count is None else self._go_on(self._count)
         except ColdRead as cold:
-            self._warming = True
-            self._store.readers.submit(partial(_warm, cold), self._warmed)
+            self._cold.warm(cold)
             return 0
 
     def start(self) -> None:
@@ -211,10 +210,3 @@ class TimerCountAudit:
         body = record.encode()
         self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=body)
         self._state.apply_recount(record)
-
-    def _warmed(self, error: BaseException | None) -> None:
-        self._warming = False  # an error shows again, at the next read
-
-
-def _warm(cold: ColdRead) -> None:
-    cold.warm()

@@ -6,8 +6,8 @@ bounded steps, at most once a minute and only when somebody asked for it, is wha
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
 
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_scan import TimerScan
 from popmq.broker.timer.timer_state import Timer, TimerState
@@ -110,7 +110,7 @@ class TimerForecast:
         self._next_ms = 0  # since boot
         self._wanted = False
         self._running: tuple[DueCounts, TimerScan] | None = None
-        self._warming = False
+        self._cold = ColdReadRetry(store.readers)
         self._known: Sequence[int] | None = None
 
     def counts(self) -> Sequence[int] | None:
@@ -120,7 +120,7 @@ class TimerForecast:
 
     def step(self) -> int:
         """A bounded piece of a count. Returns 1 for work done."""
-        if self._warming or (self._running is None and not self._is_due()):
+        if self._cold.waiting or (self._running is None and not self._is_due()):
             return 0
         if self._running is None:
             counts = DueCounts(self._wall_ms(), self._settings, self._state)
@@ -131,8 +131,7 @@ class TimerForecast:
                 found.add_timers(self._beside())
                 self._known, self._running = found.counts, None
         except ColdRead as cold:
-            self._warming = True
-            self._store.readers.submit(partial(_warm, cold), self._warmed)
+            self._cold.warm(cold)
             return 0
         except Refused:  # the wheel is being made anew
             self._running = None
@@ -144,10 +143,3 @@ class TimerForecast:
         self._wanted = False
         self._next_ms = self._boot_ms() + _APART_MS
         return True
-
-    def _warmed(self, error: BaseException | None) -> None:
-        self._warming = False  # an error shows again, at the next read
-
-
-def _warm(cold: ColdRead) -> None:
-    cold.warm()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.index.message_keys import ID, names_in
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.half_service import HalfService
@@ -64,7 +65,7 @@ class CheckService:
         self._settings = settings
         self._waiting: deque[_WaitingProxy] = deque()
         self._ready: dict[int, deque[int]] = {}  # by topic, offsets whose time has come
-        self._warming = False
+        self._cold = ColdReadRetry(store.readers)
 
     @property
     def waiting(self) -> int:
@@ -96,7 +97,7 @@ class CheckService:
         try:
             done = self._collect(log_ms) + self._serve()
         except ColdRead as cold:
-            self._warm(cold)
+            self._cold.warm(cold)
             done = 1
         while self._waiting and any(one.deadline_ms <= now_ms for one in self._waiting):
             due = next(one for one in self._waiting if one.deadline_ms <= now_ms)
@@ -107,7 +108,7 @@ class CheckService:
 
     def _collect(self, log_ms: int) -> int:
         """Halves whose time has come; those that were asked about too often are given up."""
-        if self._warming:
+        if self._cold.waiting:
             return 0
         self._give_up_old(log_ms - self._settings.keep_ms)
         due = self._table.take_due(log_ms, _PER_STEP)
@@ -137,7 +138,7 @@ class CheckService:
 
     def _serve(self) -> int:
         """Who waited longest is answered first, and waits again behind the others."""
-        if self._warming or not self._ready:
+        if self._cold.waiting or not self._ready:
             return 0
         served = 0
         for waiting in list(self._waiting):
@@ -192,14 +193,3 @@ class CheckService:
         name = next((name for kind, name in names_in(message.properties) if kind == ID), b"")
         transaction_id = self._halves.id_of(half.topic_id, offset, name.decode(errors="replace"))
         return Check(topic, transaction_id, half.queue_id, offset, message)
-
-    def _warm(self, cold: ColdRead) -> None:
-        self._warming = True
-
-        def read() -> None:
-            cold.warm()
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False  # an error shows again, at the read that waits
-
-        self._store.readers.submit(read, done)

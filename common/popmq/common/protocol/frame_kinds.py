@@ -1,4 +1,73 @@
-"""What one process asks of another: the kinds of frames."""
+"""The kinds of frames: what one process asks of another (docs/concepts/frames.md).
+
+Each kind is sent by the first, answered by the second.  "Appends" means that the reply leaves
+when its records are confirmed; "reads" that the request may wait for the disk, on another thread;
+"waits" that the answer may come as late as the request allows.  Everything else is answered from
+memory.  A broker serves them in handlers/registry.py (PUT, POP and ACK in handlers/server.py), a
+master's slaves in ha/replication_server.py, a controller in controller.py.
+
+Any process to any other:
+    HELLO               the first frame of a connection, both ways: the versions
+    REPLY, ERROR        the answer to a request, by its number
+    CANCEL              the sender no longer wants that answer; none comes
+
+Proxy to the master of a broker group, for clients:
+    PUT                 store messages                  appends
+    POP                 receive                         appends check points; reads, waits
+                        with limit 0: is there anything waits
+    ACK                 end deliveries                  appends, once a group commit
+    CHANGE              another invisible time          appends
+    CLIENTS             who is connected, who left      appends if deliveries are released
+    SYNC_LITE           subscriptions to lite topics    appends; reads for a start at a time
+    REJECT              dead letter now                 appends; reads
+    RECALL, RESCHEDULE  a pending timer                 appends; reads
+    END_TRANSACTION     commit or roll back             appends; reads
+    CHECKS              transactions to ask about       waits; the checks append
+    PULL                read from an offset             reads, waits
+    UPDATE_OFFSET       of a pull consumer              appends
+    GET_OFFSET          of a pull consumer              nothing
+    QUERY_OFFSET        the oldest, the end, of a time  reads for a time
+
+Proxy to master, for administrators and reports:
+    CREATE_, ALTER_, DELETE_TOPIC and _GROUP  appends; creating and deleting wait for the copies
+    DESCRIBE_TOPIC      appends if it makes the topic by itself
+    DESCRIBE_GROUP, LIST_TOPICS, LIST_GROUPS  nothing
+    FIND_MESSAGES       by id, key, offset or time      reads, on the loop
+    EXPLAIN             what became of a message        reads
+    LAG                 what each group has to read     reads for ages
+    TIME_SPANS          when queues' messages came      reads
+    RESET_OFFSET        of a group                      appends; reads for a time
+    LIST_DEAD_LETTERS   a piece of them                 reads
+    REDRIVE             a piece of them                 appends; reads
+    UNPARK              resume or skip a message group  appends
+    LIST_TIMERS, FORECAST_TIMERS                        reads
+    DRAIN               a broker group hands on timers  appends unless it only looks
+    DESCRIBE_TABLES, READ_RAW  what reports read        reads, a bounded share of the disk
+    NAMES               of ids                          nothing
+
+To controllers:
+    REGISTER            broker: its state, its heartbeat    writes the group's record if it changes
+    ALTER_SYNC_STATE_SET  master: another SyncStateSet      writes the group's record
+    WATCH_GROUP         broker: who leads                   waits
+    ROUTES              proxy: where the masters are        waits
+    LIST_REPLICAS       proxy, operator                     nothing
+    FAILOVER            proxy, operator, a master that stops  writes the group's record; waits
+
+Controller to a broker (node/broker_node.py):
+    HAND_OVER           admit nothing more, let another lead  waits until it is caught up
+    DESCRIBE_ROLE       what it is now                        nothing
+
+Slave to its master:
+    HANDSHAKE           where their logs part               nothing
+    FETCH               the log's next bytes                reads, waits
+    ACKED               up to where it is on the slave's disk  may confirm what waits
+    READ_SNAPSHOT       a piece of the newest snapshot      reads
+    TIMER_CHECK_POINT   how far timers have fired           nothing
+
+Between masters of broker groups:
+    COPY_META           to the owner: its topics and groups  appends if it makes them; waits
+    TAKE_TIMERS         from a group that is drained         appends
+"""
 
 from enum import IntEnum
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from popmq.broker.node.broker_node import BrokerNode
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import Done, Work
 from popmq.testing.cluster_world.host import Host
@@ -97,14 +98,16 @@ class ClusterBroker:
             self.settings,
             disk=self.disk,
             clock=host.clock,
-            flusher=HostThread(host, lambda: self.sync_ms()),
-            housekeeper=HostThread(host, lambda: self.sync_ms()),
-            readers=HostThread(host, lambda: 1),
+            threads=StoreThreads(
+                flusher=HostThread(host, lambda: self.sync_ms()),
+                housekeeper=HostThread(host, lambda: self.sync_ms()),
+                readers=HostThread(host, lambda: 1),
+                call_soon=host.post,
+                on_failure=self._error,
+            ),
             rng=random.Random(self.rng.getrandbits(32)),
-            soon=host.post,
             open_port=self._peer,
             controllers=[SimPort(self.net, host, address) for address in self._controllers],
-            on_failure=self._error,
             on_demoted=self._drop_clients,
         )
         node.address = self.address

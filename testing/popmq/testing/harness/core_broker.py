@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.server import BrokerServer
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import messaging_payloads as hop
@@ -100,10 +101,9 @@ class CoreBroker:
             self.settings,
             disk=self.disk,
             clock=self.clock,
-            flusher=QueuedFlusher(self._soon),
+            threads=StoreThreads.of_one(QueuedFlusher(self._soon), self._soon.append),
             rng=random.Random(self.seed),
         )
-        self.broker.store.call_soon = self._soon.append
         self.server = BrokerServer(self.broker)
         self.begin(self.broker)
         self.run_until_idle()

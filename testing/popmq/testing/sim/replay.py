@@ -18,6 +18,7 @@ from popmq.broker.deliveries.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.index.message_keys import names_in
 from popmq.broker.persistence.snapshot import snapshot_names
+from popmq.broker.store.message_store import StoreThreads
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.transaction.transaction_table import KEEP_ENDED_MS
 from popmq.common import topics
@@ -85,10 +86,9 @@ class ReplayCheck:
             self._settings,
             disk=copy,
             clock=self._clock,
-            flusher=QueuedFlusher(deque()),
+            threads=StoreThreads.of_one(QueuedFlusher(deque()), lambda work: None),
             rng=random.Random(seed),
         )
-        second.store.call_soon = lambda work: None
         try:
             # What the first has judged it has said in a record, which the second does not have.
             second.start(first.epoch_start)

@@ -70,7 +70,8 @@ class RetentionChecks:
         store = broker.store
         cut, store.retention.on_truncated = store.retention.on_truncated, self._on_cut
         self._product_cut = cut
-        moved, store.on_relocated = store.on_relocated, self._on_moved
+        moved = broker.on_relocated
+        broker.on_relocated = self._on_moved  # type: ignore[method-assign]
         self._product_moved = moved
         self._cut = self._moves_end = self._moved_before = self._gaps = self._deleted = 0
         broker.offset_reset = _WatchedReset(broker, self._before_reset, self._after_reset)

@@ -17,7 +17,7 @@ from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.index.key_index import ENTRIES_PER_FILE, KeyIndex
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.store.lookup import Lookup
-from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.message_store import MessageStore, StoreThreads
 from popmq.common.errors import StoreDamaged
 from popmq.common.settings.settings import Settings
 from popmq.testing.disk.crash_loss import Loss
@@ -99,15 +99,18 @@ class SimulatedBroker:
             self.settings,
             disk=self.disk,
             clock=self.clock,
-            flusher=self.flusher,
-            housekeeper=self.housekeeper,
+            threads=StoreThreads(
+                self.flusher,
+                self.housekeeper,
+                readers=self.flusher,
+                call_soon=self._soon.append,
+                on_failure=self._on_failure,
+            ),
             rng=random.Random(seed),
         )
         store = self.broker.store
         self._shrink_index()
         self._keep_epochs(store)
-        store.call_soon = self._soon.append
-        store.on_failure = self._on_failure
         self.server = BrokerServer(self.broker)
         self.begin()
         self._begun(seed)

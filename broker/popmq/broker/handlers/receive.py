@@ -1,0 +1,249 @@
+"""Receives: POP requests. Most are answered at once; one that is not becomes a `Receive`.
+
+A receive is answered at once when it gets messages, and when it has nothing to wait for.  Else it
+waits: for its turn (a group that reads far behind beside others), for bytes that come from the
+disk, for the next turn of the loop (a filter that has not looked at everything), or for messages.
+After each wait it looks up its names and pops again.
+"""
+
+from functools import partial
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.client_requests import ClientRequests
+from popmq.broker.handlers.pop_notifications import PopNotifications
+from popmq.broker.handlers.request import MemoryReplies, WaitingRequests
+from popmq.broker.lite.lite_service import waiting_client
+from popmq.broker.log.cold_read_retry import ColdReadRetry, log_failure
+from popmq.broker.pop.long_polling import Waiter, WaiterResult
+from popmq.broker.pop.pop_service import PopParams
+from popmq.common.disk import ColdRead
+from popmq.common.errors import PopmqError, TooManyRequests
+from popmq.common.protocol.messaging_payloads import OnReply, PopRequest
+from popmq.common.protocol.pop_reply import PopReplyBuilder
+
+_LOOKS = 256  # times 800 units
+_COLD_LIMIT = 1_024  # receives that wait for the disk
+
+
+class Receives:
+    def __init__(
+        self,
+        broker: Broker,
+        clients: ClientRequests,
+        memory: MemoryReplies,
+        waiting: WaitingRequests,
+    ) -> None:
+        self.broker = broker
+        self._memory = memory
+        self.clients = clients
+        self.waiting = waiting  # the receives that wait are among these
+        self.cold = ColdReadRetry(broker.store.readers)
+        self.ended = False  # this broker leads no more
+        self._notifications = PopNotifications(broker, clients, waiting)
+        self._popped_ms = 0  # wall time of the newest pop
+
+    def serve(self, request: PopRequest, on_reply: OnReply, number: int) -> None:
+        """Pop now; or, for a group that reads far behind beside others, when it is its turn."""
+        if self.broker.catch_up.is_behind((request.topic, request.group)):
+            Receive(self, request, on_reply, number).wait_for_turn()
+        else:
+            self.pop(request, on_reply, number)
+
+    def pop(
+        self,
+        request: PopRequest,
+        on_reply: OnReply,
+        number: int,
+        receive: "Receive | None" = None,  # of one that has waited already
+    ) -> None:
+        want = self.clients.resolve_pop(request)
+        if not want.limit:
+            self._notifications.notify_or_wait(request, want, on_reply, number)
+            return
+        try:
+            deliveries, rest = self.take(want, number)
+            if self._notifications.notified_until_ms:
+                self._notifications.on_popped(want, found=bool(deliveries))
+        except ColdRead as cold:
+            if self.cold.waiting >= _COLD_LIMIT:
+                raise TooManyRequests(
+                    f"{_COLD_LIMIT} receives wait for old messages from the disk: try again"
+                ) from None
+            (receive or Receive(self, request, on_reply, number)).read_from_disk(cold)
+            return
+        if deliveries:
+            self.broker.polling.hits += request.poll_ms > 0
+            self.reply(on_reply, want, deliveries, rest, number)
+        elif request.poll_ms > 0:
+            receive = receive or Receive(self, request, on_reply, number)
+            receive.wait_for_messages(want, unfinished=rest > 0)
+        elif rest:
+            (receive or Receive(self, request, on_reply, number)).look_on_later()
+        else:
+            self.reply(on_reply, want, deliveries, rest, number)
+
+    def take(self, want: PopParams, number: int) -> tuple[PopReplyBuilder, int]:
+        """Pop for receive `number`, which can be undone until its answer has left."""
+        broker = self.broker
+        first = broker.pops.sequence + 1
+        self._popped_ms = broker.wall_ms()  # before the first check point counts
+        deliveries, rest = self.clients.pop(want)
+        if deliveries:
+            broker.undo.track(number, broker.store.epoch, first, broker.pops.sequence + 1)
+        return deliveries, rest
+
+    def reply(
+        self,
+        on_reply: OnReply,
+        want: PopParams,
+        deliveries: PopReplyBuilder,
+        rest: int,
+        number: int,
+    ) -> None:
+        """Answer once everything that the reply rests on is confirmed (D2)."""
+        popped_ms = self._popped_ms if deliveries else 0
+        broker = self.broker
+
+        def answer() -> None:
+            on_reply(deliveries.encode_reply(rest, popped_ms))
+
+        def leave() -> None:
+            if deliveries:
+                broker.undo.send_unless_cancelled(number, answer)
+            else:
+                answer()
+
+        if want.group.buffered and not broker.pops.has_written:
+            # Nothing was written: it rests on nothing but this broker's being the master.
+            self._memory.when_leadership_confirmed(leave) if deliveries else leave()
+        elif broker.catch_up.is_behind((want.topic.name, want.group.name)):
+            charge = broker.catch_up.charge
+            broker.when_confirmed(lambda: charge(leave))
+        else:
+            broker.when_confirmed(leave)
+
+
+class Receive:
+    """One that waits. It is in `Receives.waiting` exactly as long as it does."""
+
+    __slots__ = ("_looks", "_number", "_on_reply", "_receives", "_request", "_waiter")
+
+    def __init__(
+        self, receives: Receives, request: PopRequest, on_reply: OnReply, number: int
+    ) -> None:
+        self._receives = receives
+        self._request = request
+        self._on_reply = on_reply
+        self._number = number
+        self._looks = _LOOKS
+        self._waiter: Waiter | None = None
+
+    def wait_for_turn(self) -> None:
+        self._wait()
+        try:
+            self._receives.broker.catch_up.run(self._number, self.pop_again)
+        except TooManyRequests:
+            self._end_wait()
+            raise
+
+    def read_from_disk(self, cold: ColdRead) -> None:
+        self._wait()
+        self._receives.cold.retry(cold, self.pop_again, self._refuse)
+
+    def pop_again(self) -> None:
+        if not self._end_wait():
+            return
+        self._looks = _LOOKS
+        try:
+            self._receives.pop(self._request, self._on_reply, self._number, self)
+        except PopmqError as refusal:
+            self._on_reply(refusal)
+
+    def look_on_later(self) -> None:
+        """A receive that does not wait, with a filter: look on, in turns of the loop, but not for
+        ever."""
+        self._wait()
+        self._looks -= 1
+        self._receives.broker.store.call_soon(self._look_on)
+
+    def _look_on(self) -> None:
+        receives = self._receives
+        if receives.ended or not self._end_wait():
+            return
+        try:
+            want = receives.clients.resolve_pop(self._request)
+            deliveries, rest = receives.take(want, self._number)
+        except ColdRead as cold:
+            self.read_from_disk(cold)
+        except PopmqError as refusal:
+            self._on_reply(refusal)
+        else:
+            if deliveries or not rest or not self._looks:
+                receives.reply(self._on_reply, want, deliveries, rest, self._number)
+            else:
+                self.look_on_later()
+
+    def wait_for_messages(self, want: PopParams, *, unfinished: bool) -> None:
+        polling = self._receives.broker.polling
+        waiter = Waiter(
+            key=(want.topic.id, want.group.id),
+            filter_key=(want.filter, want.queue_id, waiting_client(want)),
+            deadline_ms=self._receives.broker.waits_ms() + self._request.poll_ms,
+            attempt=self._attempt,
+            give_up=partial(self._give_up, want),
+            client=waiting_client(want),
+        )
+        polling.add_waiter(waiter)
+        self._waiter = waiter
+        self._wait()
+        if unfinished:
+            polling.retry_client_waiters(waiter.key, waiter.client)
+
+    def _attempt(self) -> WaiterResult:
+        receives = self._receives
+        try:
+            # Looked up again: the topic may have got more queues meanwhile.
+            want = receives.clients.resolve_pop(self._request)
+            deliveries, rest = receives.take(want, self._number)
+        except ColdRead as cold:
+            receives.cold.warm(cold, self._look_again)
+            return WaiterResult.EMPTY
+        except PopmqError as error:
+            self._refuse(error)
+            return WaiterResult.ANSWERED
+        if not deliveries:
+            return WaiterResult.MORE if rest else WaiterResult.EMPTY
+        self._end_wait()
+        receives.reply(self._on_reply, want, deliveries, rest, self._number)
+        return WaiterResult.ANSWERED
+
+    def _look_again(self, error: BaseException | None) -> None:
+        assert self._waiter is not None, "only a receive that waits for messages looks again"
+        if error is None:
+            polling = self._receives.broker.polling
+            polling.retry_client_waiters(self._waiter.key, self._waiter.client)
+        else:  # the waiting receive ends when its time is over
+            log_failure(error)
+
+    def _give_up(self, want: PopParams) -> None:
+        self._end_wait()
+        self._receives.reply(self._on_reply, want, PopReplyBuilder(), 0, self._number)
+
+    # -- inside
+
+    def _wait(self) -> None:
+        self._receives.waiting[self._number] = self._cancel
+
+    def _end_wait(self) -> bool:
+        """Whether it waited until now, and its client has not left."""
+        return self._receives.waiting.pop(self._number, None) is not None
+
+    def _cancel(self) -> None:
+        if self._waiter is not None:
+            self._receives.broker.polling.remove(self._waiter)
+        else:
+            self._receives.broker.catch_up.cancel(self._number)
+
+    def _refuse(self, refusal: PopmqError) -> None:
+        if self._end_wait():
+            self._on_reply(refusal)
