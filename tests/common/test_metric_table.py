@@ -29,8 +29,9 @@ def test_every_metric_of_the_table_is_made_somewhere() -> None:
     made: set[str] = set()
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            made |= set(_names_made(tree))
+            text = path.read_text(encoding="utf-8")
+            if "reading(" in text or "_by_pair(" in text:
+                made |= set(_names_made(ast.parse(text)))
     assert [name for name in TABLE if name not in made] == []
 
 

@@ -1,6 +1,5 @@
 """Reads the pages that name a test for each behaviour."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -35,6 +34,5 @@ def rows(text: str) -> list[list[str]]:
 
 
 def names_in(path: str) -> set[str]:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {one.name for one in tree.body if isinstance(one, kinds)}
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return set(re.findall(r"^(?:async )?def (\w+)", text, re.MULTILINE))

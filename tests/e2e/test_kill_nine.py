@@ -34,7 +34,6 @@ PAUSE_S = 0.05
 @pytest.mark.parametrize(
     "kills",
     [
-        1,
         pytest.param(KILLS, marks=pytest.mark.more),
         pytest.param(20, marks=pytest.mark.long),
     ],

@@ -12,7 +12,8 @@ ROUNDS = 6
 INVISIBLE_S = 1
 
 
-@pytest.mark.parametrize("keys", [30, pytest.param(200, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("keys", [200])
 @pytest.mark.timeout(120)
 def test_message_groups_with_failures_are_consumed_in_order_by_the_python_client(
     tmp_path: Path, keys: int

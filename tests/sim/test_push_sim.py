@@ -49,6 +49,7 @@ def test_live_consumers_in_five_hundred_seeds() -> None:
     run(range(10_000, 10_500))
 
 
+@pytest.mark.more
 def test_a_failed_push_seed_names_the_command_that_replays_it() -> None:
     outcome = PushSimulator(1).run()
     command = outcome.history().rpartition("replay: ")[2].split()

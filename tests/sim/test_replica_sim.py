@@ -58,6 +58,7 @@ def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators) -> None:
     assert [state for state in STATES if not reached[state]] == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
 def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulators) -> None:
     outcome = kind(3).run()

@@ -91,6 +91,7 @@ def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.more
 def test_a_failed_timer_seed_names_the_command_that_replays_it() -> None:
     outcome = run_timer_seed(3)
     command = outcome.history().rpartition("replay: ")[2].split()
