@@ -176,6 +176,13 @@ class CheckPointBuffer:
         self.ended.forget(now_ms)
         return done
 
+    def check_invariants(self) -> None:
+        """Each check point that is not a record is held, in the order of its queue."""
+        held = {ck.key for line in self._lines.values() for ck in line if ck.buffered}
+        assert self.held == sum(map(len, self._lines.values()))
+        lost = [ck.key for ck in self._table if ck.buffered and ck.key not in held]
+        assert not lost, f"check points {lost[:20]} will never be records"
+
     def _commit(self, place: GroupQueue, acked: list[PopCheckPoint]) -> None:
         """Make acks durable: by the queue's offset where it says it all, else one by one."""
         progress = self._table.progress(*place)

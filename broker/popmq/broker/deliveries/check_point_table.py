@@ -5,6 +5,7 @@ on the master at append and at recovery from the scan.  Nothing here reads a clo
 is the log time of the record that is applied, never another reading of the clock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
@@ -322,6 +323,27 @@ class CheckPointTable:
             if ck.waiting:  # else it is there for those that changes made of it
                 self.due_times.add(ck)
             self.receives.add(ck)
+
+    def check_invariants(self) -> None:
+        """What is in flight is what live check points wait for, by queue and in all.
+
+        Raises AssertionError, also for what the tables below say of themselves.
+        """
+        in_flight: Counter[GroupQueue] = Counter()
+        for ck in self._live.values():
+            assert not ck.finished, f"check point {ck.key} is finished and still live"
+            first = ck.first_check_point
+            assert first is None or self._live.get(first.key) is first, f"{ck.key} lost its first"
+            in_flight[ck.place] += ck.waiting.bit_count()
+        for place, progress in self._progress.items():
+            assert progress.place == place
+            assert progress.in_flight == in_flight[place], (
+                f"{place}: {progress.in_flight} in flight, but {in_flight[place]} wait"
+            )
+            progress.check_invariants()
+        assert self.in_flight == in_flight.total(), f"{self.in_flight} in all"
+        self.due_times.check_invariants()
+        self.parked.check_invariants()
 
     # -- inside
 

@@ -5,6 +5,7 @@ Behind one message that is stuck a million others may have ended; they are one r
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 
 
 class OffsetRanges:
@@ -58,3 +59,7 @@ class OffsetRanges:
         del self._starts[:gone], self._ends[:gone]
         if self._starts and self._starts[0] < offset:
             self._starts[0] = offset
+
+    def check_invariants(self) -> None:
+        borders = [border for start_and_end in self for border in start_and_end]
+        assert all(low < high for low, high in pairwise(borders)), f"ranges touch: {borders[:20]}"

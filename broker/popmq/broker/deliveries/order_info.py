@@ -192,6 +192,21 @@ class OrderInfo:
             return self.scanned < offset
         return any(one < offset for one in (*line.held, *line.waiting[:1]))
 
+    def check_invariants(self) -> None:
+        """Each open message is in its key's line once, and each key that may go on is offered."""
+        for key, line in self._lines.items():
+            members = [*line.waiting, *line.held]
+            assert len(members) == len(set(members)), f"{key!r}: {members} has one twice"
+            assert all(self._open[offset][0] == key for offset in members)
+            if line.waiting and not line.held and key not in self._parked:
+                assert (min(line.waiting), key) in self._ready, f"{key!r} is never offered"
+            if line.waiting and key in self._parked:
+                assert key in self.followers, f"{key!r} has followers that stay behind"
+        lost = self._open.keys() - {
+            offset for line in self._lines.values() for offset in (*line.waiting, *line.held)
+        }
+        assert not lost, f"{sorted(lost)[:20]} are open and in no line"
+
     def _line(self, key: bytes) -> KeyBacklog:
         line = self._lines.get(key)
         if line is None:

@@ -208,6 +208,24 @@ class ParkedKeys:
     def restored(self) -> None:
         return
 
+    def check_invariants(self) -> None:
+        """Each parked message has its one key, and each key that is acted on is looked at."""
+        owners: dict[tuple[int, int], ParkedKey] = {}
+        resumed: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
+        for place, keys in self._keys.items():
+            assert self._counts[place] == sum(len(key.messages) for key in keys.values())
+            for name, key in keys.items():
+                assert key.messages, f"{key.name!r} is parked without a message"
+                assert key.messages == sorted(key.messages)
+                owners.update({(key.parking_id, offset): key for _, offset in key.messages})
+                if key.state is UnparkAction.RESUME:
+                    resumed.setdefault(place, {})[name] = key
+                dead = key.state is UnparkAction.DEAD_LETTER
+                assert dead == ((*place, *name) in self._dead_lettering)
+        assert self._owner == owners, "a parked message without its key"
+        assert self._resumed == resumed, "a key was resumed and is not looked at"
+        assert self._counts.keys() == self._keys.keys()
+
     # -- inside
 
     def _keep(self, key: ParkedKey) -> None:

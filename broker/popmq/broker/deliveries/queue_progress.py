@@ -47,6 +47,15 @@ class QueueProgress:
         if not self.open:
             self.committed = self.cursor
 
+    def check_invariants(self) -> None:
+        """What is open is in order, below `cursor`, and no end of it is below `committed`."""
+        borders = []
+        for ck in self.open:  # those without members only stand for their end after a start
+            borders += [ck.start_offset, ck.next_offset] if ck.members else [ck.next_offset]
+        ends = [self.committed, *(ck.next_offset for ck in self.open), self.cursor]
+        assert borders == sorted(borders), f"{self.place} is not in order: {borders[:20]}"
+        assert ends == sorted(ends), f"{self.place} ends out of order: {ends[:20]}"
+
 
 class FifoProgress(QueueProgress):
     """A group of type FIFO: messages end in any order and come back in place.
@@ -131,8 +140,10 @@ class FifoProgress(QueueProgress):
 
     def is_waiting(self, offset: int) -> bool:
         """Whether the message is neither over nor in flight, as far as it was looked at."""
-        over = offset < self.committed or self.finished.end_of(offset) > offset
-        return not over and offset not in self.in_flight_offsets
+        return not self._is_finished(offset) and offset not in self.in_flight_offsets
+
+    def _is_finished(self, offset: int) -> bool:
+        return offset < self.committed or self.finished.end_of(offset) > offset
 
     def retained_below(self, low: int) -> tuple[int, list[int]]:
         """Where what retention took begins, if that ends at `low`, the queue's minimum offset; and
@@ -170,3 +181,17 @@ class FifoProgress(QueueProgress):
             self.committed = end
             self.finished.cut_below(end)
             self.cursor = max(self.cursor, end)
+
+    def check_invariants(self) -> None:
+        """Each offset above `committed` is finished, in flight or waiting: one of them."""
+        super().check_invariants()
+        self.finished.check_invariants()
+        assert self.in_flight == len(self.in_flight_offsets), f"{self.place}: wrong count"
+        for offset in self.in_flight_offsets:
+            assert not self._is_finished(offset), (
+                f"{self.place}: {offset} is in flight and finished"
+            )
+        over = [offset for offset in self.attempts if self._is_finished(offset)]
+        assert not over, f"{self.place}: {over[:20]} are finished and wait for another attempt"
+        if self.order is not None:
+            self.order.check_invariants()

@@ -8,6 +8,7 @@ goes on where the log says that it was (docs/concepts/dead_letters.md).
 import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from itertools import pairwise
 
 from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.common.record.message import RevivalToken
@@ -40,6 +41,11 @@ class RedrivenDeadLetters:
 
     def drop_topic(self, topic_id: int) -> None:
         self._borders.pop(topic_id, None)
+
+    def check_invariants(self) -> None:
+        for topic_id, borders in self._borders.items():
+            assert len(borders) % 2 == 0, f"topic {topic_id}: a run without an end"
+            assert all(low < high for low, high in pairwise(borders)), f"topic {topic_id}: order"
 
     def _add(self, topic_id: int, offset: int) -> None:
         borders = self._borders.setdefault(topic_id, [])

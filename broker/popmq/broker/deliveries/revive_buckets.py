@@ -99,6 +99,13 @@ class ReviveBuckets:
             look += (2 * at + 1, 2 * at + 2)
         return count, now_ms - since_ms
 
+    def check_invariants(self) -> None:
+        """Each bucket is in the heap and counts the check points that are due at its time."""
+        for time_ms, bucket in self._buckets.items():
+            assert time_ms in self._order, f"nobody will look at {time_ms}"
+            rest = {id(ck) for ck in bucket.line[bucket.taken :] if self._time_of(ck) == time_ms}
+            assert bucket.live == len(rest) > 0, f"{bucket.live} at {time_ms}, {len(rest)} there"
+
     def _time_of(self, ck: PopCheckPoint) -> int:
         return -(-ck.due_ms // self._step_ms) * self._step_ms
 

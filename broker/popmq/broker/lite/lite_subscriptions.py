@@ -137,3 +137,17 @@ class LiteSubscriptions:
 
     def __len__(self) -> int:
         return len(self._subscribers)
+
+    def check_invariants(self) -> None:
+        """Subscribers, names and clients lead to each other."""
+        by_name = {
+            (topic_id, group_id, name, subscriber)
+            for (topic_id, name), groups in self._by_name.items()
+            for group_id, subscribers in groups.items()
+            for subscriber in subscribers
+        }
+        wanted = {(*one.who[:2], name, one) for one in self for name in one.names}
+        assert by_name == wanted, "a subscription that no message finds, or one that is over"
+        assert self.count == len(wanted), f"{self.count} counted, {len(wanted)} there"
+        of_clients = {who for keys in self._of_client.values() for who in keys}
+        assert of_clients == self._subscribers.keys(), "a subscriber that outlives its client"

@@ -93,6 +93,14 @@ class TransactionTable:
         """It was given by `take_due`, and nothing came of it."""
         heappush(self._due, (half.due_ms, half.offset))
 
+    def check_invariants(self) -> None:
+        """A half message is pending or ended; the oldest pending one can be found."""
+        assert [*self._endings] == [offset for _, offset in self._ended]
+        both = self.pending.keys() & self._endings.keys()
+        assert not both, f"half messages {sorted(both)[:20]} are pending and ended"
+        unordered = self.pending.keys() - {offset for _, offset in self._order}
+        assert not unordered, f"half messages {sorted(unordered)[:20]} have no place by age"
+
     # -- apply, in the order of the log
 
     def stored(self, token: HalfToken, offset: int, unit: QueueUnit, log_ms: int) -> None:

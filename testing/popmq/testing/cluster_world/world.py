@@ -30,6 +30,7 @@ from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 from popmq.testing.cluster_world.sim_network import NetworkFaults, SimNet
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes, NetSometimes
 from popmq.testing.cluster_world.timeline import HostClock, Timeline
+from popmq.testing.harness.invariants import broken_invariant
 from popmq.testing.harness.sometimes import StateCounts
 
 PROXIES = 2
@@ -183,6 +184,7 @@ class ClusterWorld:
             if self.time.now_ms >= self._offsets_due_ms:
                 self._offsets_due_ms = self.time.now_ms + OFFSETS_MS
                 self._look_at_offsets()
+                self._look_at_tables()
 
     def _look_at_offsets(self) -> None:
         """I9: what a slave knows at a position of the confirmed log, none knows less behind it."""
@@ -201,6 +203,14 @@ class ClusterWorld:
                     what = f"{place} of {broker.name}: {progress.committed} after {committed}"
                     self.oracle.report_violation("I9 offset-monotonic", what)
                 self._offsets[place] = (slave.applied, progress.committed)
+
+    def _look_at_tables(self) -> None:
+        for broker in self.brokers:
+            node = broker.node
+            if node is None or node.changing or node.role is BrokerRole.COPYING:
+                continue
+            if broken := broken_invariant(node.broker):
+                self.oracle.report_violation("I19 tables-agree", f"{broker.name}: {broken}")
 
     def _tick(self) -> bool:
         self.oracle.now_ms = self.time.now_ms

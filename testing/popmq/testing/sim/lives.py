@@ -183,6 +183,8 @@ class Lives:
             for action in self.rng.choices(actions, weights, k=count):
                 action()
                 self._acted()
+                if self.machine.failed is None:
+                    self.checks.invariants()
                 if self.oracle.violations:
                     return
                 if self.machine.failed is not None:
@@ -280,6 +282,7 @@ class Lives:
 
     def _recovered(self, seed: int) -> None:
         self.checks.tail_is_clean()
+        self.checks.invariants()
         machine = self.machine
         replay = self.replay.after_recovery(
             machine.broker, machine.disk, seed, lived_ms=machine.lived_log_ms

@@ -15,6 +15,7 @@ from popmq.common.settings.settings import Settings
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.harness.invariants import broken_invariant
 from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 
@@ -212,6 +213,8 @@ class Slave:
         if self._copying and not self._installing and slave and not slave.apply.rebuilding:
             self._copying = False
             self.copies += 1
+        if self.may_lead and (broken := broken_invariant(self.machine.broker)):
+            raise RuntimeError(f"a slave's tables: {broken}")
 
     def _note(self) -> None:
         """Before its process is gone."""

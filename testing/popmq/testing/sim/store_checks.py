@@ -8,6 +8,7 @@ from popmq.broker.deliveries.pop_check_point import FIFO, member_bits
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.common import topics
 from popmq.common.record.message import HEADER_SIZE, BadRecord, RecordKind, check_record
+from popmq.testing.harness.invariants import broken_invariant
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 
@@ -48,6 +49,11 @@ class StoreChecks:
                 f"the log ended at {machine.recovered} for this start, the last process had "
                 f"confirmed {ends.confirmed} and appended {ends.appended}",
             )
+
+    def invariants(self) -> None:
+        """Whatever an action did, each table agrees with itself."""
+        if broken := broken_invariant(self._machine.broker):
+            self._oracle.report_violation("I19 tables-agree", broken)
 
     def tail_is_clean(self) -> None:
         """Right after recovery: nothing that was cut can be found again (RULES, not caught)."""
