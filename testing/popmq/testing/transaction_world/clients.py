@@ -17,6 +17,7 @@ from popmq.common.topics import MessageType
 from popmq.common.wire import transaction_pb2 as pb
 from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.sim.producers import RESEND_MS
 from popmq.testing.sim.requests import Requests
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.transaction_world.sometimes_states import TransactionSometimes as States
@@ -34,6 +35,7 @@ class TransactionHistory:
     number: int
     wanted: str
     entry: PutEntry
+    made_ms: int  # log time
     begun: int = 0  # event number of the first OK
     lost: bool = False  # an attempt to begin it was never answered
     refused: bool = False
@@ -73,8 +75,10 @@ class TransactionClients(Requests):
         self._put(batch)
 
     def begin_again(self) -> None:
-        """A resend, whatever became of the first attempt."""
-        known = [one for one in self.stories[-12:] if not one.refused]
+        """A resend, whatever became of the first attempt, while its id is remembered."""
+        from_ms = self._machine.log_ms - RESEND_MS
+        recent = (one for one in self.stories[-12:] if one.made_ms > from_ms)
+        known = [one for one in recent if not one.refused]
         if known:
             self._put([self._rng.choice(known)])
 
@@ -201,7 +205,8 @@ class TransactionClients(Requests):
         kind = MessageType.TRANSACTION
         queue_id = rng.randrange(QUEUES)
         entry = PutEntry(kind, head, properties, 0, queue_id, check_ms, name)
-        story = TransactionHistory(number, rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN)), entry)
+        wanted = rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN))
+        story = TransactionHistory(number, wanted, entry, self._machine.log_ms)
         self.stories.append(story)
         return story
 
