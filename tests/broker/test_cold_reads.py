@@ -93,21 +93,18 @@ async def broker_with_messages(
 
 @pytest.mark.parametrize("group_type", GroupType)
 @pytest.mark.parametrize("poll_ms", [0, 20_000])
-def test_a_pop_of_old_messages_waits_on_another_thread(
+async def test_a_pop_of_old_messages_waits_on_another_thread(
     tmp_path: Path, poll_ms: int, group_type: GroupType
 ) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 10, group_type)
-        disk.cold = True
-        reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=poll_ms), 5_000)
-        deliveries = hop.decode_pop_reply(reply).deliveries
-        assert [one.head for one in deliveries] == [b"%04d" % number for number in range(10)]
-        assert process.broker.pops.metrics.cold_pops >= 1
-        disk.cold = False
-        await process.stop()
-
-    asyncio.run(run())
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 10, group_type)
+    disk.cold = True
+    reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=poll_ms), 5_000)
+    deliveries = hop.decode_pop_reply(reply).deliveries
+    assert [one.head for one in deliveries] == [b"%04d" % number for number in range(10)]
+    assert process.broker.pops.metrics.cold_pops >= 1
+    disk.cold = False
+    await process.stop()
 
 
 def pulls(poll_ms: int) -> bytes:
@@ -117,122 +114,103 @@ def pulls(poll_ms: int) -> bytes:
 
 
 @pytest.mark.parametrize("poll_ms", [0, 20_000])
-def test_a_pull_of_old_messages_waits_on_another_thread(tmp_path: Path, poll_ms: int) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 10)
-        disk.cold = True
-        found = PullReply.FromString(await call(process.port, Kind.PULL, pulls(poll_ms), 5_000))
-        assert [one.head for one in found.messages] == [b"%04d" % number for number in range(10)]
-        assert disk.warmed
-        disk.cold = False
-        await process.stop()
-
-    asyncio.run(run())
+async def test_a_pull_of_old_messages_waits_on_another_thread(tmp_path: Path, poll_ms: int) -> None:
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 10)
+    disk.cold = True
+    found = PullReply.FromString(await call(process.port, Kind.PULL, pulls(poll_ms), 5_000))
+    assert [one.head for one in found.messages] == [b"%04d" % number for number in range(10)]
+    assert disk.warmed
+    disk.cold = False
+    await process.stop()
 
 
 @pytest.mark.parametrize("poll_ms", [0, 20_000])
-def test_pulls_that_wait_for_the_disk_have_a_bound(
+async def test_pulls_that_wait_for_the_disk_have_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_ms: int
 ) -> None:
-    async def run() -> None:
-        monkeypatch.setattr(pulls_module, "COLD_LIMIT", 0)
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 3)
-        disk.cold = True
-        with pytest.raises(Exception, match="0 pulls wait for old messages from the disk"):
-            await call(process.port, Kind.PULL, pulls(poll_ms), 5_000)
-        disk.cold = False
-        assert process.broker.polling.count == 0
-        await process.stop()
-
-    asyncio.run(run())
+    monkeypatch.setattr(pulls_module, "COLD_LIMIT", 0)
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 3)
+    disk.cold = True
+    with pytest.raises(Exception, match="0 pulls wait for old messages from the disk"):
+        await call(process.port, Kind.PULL, pulls(poll_ms), 5_000)
+    disk.cold = False
+    assert process.broker.polling.count == 0
+    await process.stop()
 
 
-def test_a_pull_from_a_disk_that_cannot_be_read_is_answered(tmp_path: Path) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 3)
-        disk.cold = True
-        disk.error = OSError(5, "Input/output error")
-        with pytest.raises(Exception, match="old messages cannot be read"):
-            await call(process.port, Kind.PULL, pulls(0), 5_000)
-        disk.cold = False
-        await process.stop()
-
-    asyncio.run(run())
+async def test_a_pull_from_a_disk_that_cannot_be_read_is_answered(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 3)
+    disk.cold = True
+    disk.error = OSError(5, "Input/output error")
+    with pytest.raises(Exception, match="old messages cannot be read"):
+        await call(process.port, Kind.PULL, pulls(0), 5_000)
+    disk.cold = False
+    await process.stop()
 
 
-def test_a_subscription_that_begins_at_an_old_time_waits_on_another_thread(tmp_path: Path) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 0)
-        process.broker.registry.create_topic(TopicConfig(0, "chats", 1, MessageType.LITE))
-        name = SystemProperties(lite_topic="one").SerializeToString()
-        for number in range(10):
-            entry = hop.PutEntry(MessageType.LITE, b"%04d" % number, name)
-            put = hop.encode_put(hop.PutRequest("chats", [entry]))
-            await call(process.port, Kind.PUT, put, 5_000)
-        process.broker.store.dispatch.flush()
-        disk.cold = True
-        sync = SyncLite(topic="chats", group="g", client_id="c", names=["one"], stored_ms=1)
-        await call(process.port, Kind.SYNC_LITE, sync.SerializeToString(), 5_000)
-        assert disk.warmed
-        disk.cold = False
-        reply = await call(process.port, Kind.POP, pop("chats", "g", client_id="c"), 5_000)
-        assert len(hop.decode_pop_reply(reply).deliveries) == 10
-        await process.stop()
-
-    asyncio.run(run())
-
-
-def test_a_revival_of_an_old_message_waits_on_another_thread(tmp_path: Path) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 1)
-        await call(process.port, Kind.POP, pop("orders", "g", invisible_ms=50), 5_000)
-        disk.cold = True
-        reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=4_000), 5_000)
-        assert [one.attempt for one in hop.decode_pop_reply(reply).deliveries] == [2]
-        disk.cold = False
-        await process.stop()
-
-    asyncio.run(run())
-
-
-def test_a_disk_that_cannot_be_read_is_an_answer_and_no_endless_loop(tmp_path: Path) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 3)
-        disk.cold = True
-        disk.error = OSError(5, "Input/output error")
-        with pytest.raises(Exception, match="old messages cannot be read"):
-            await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-        disk.cold = False
-        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-        assert len(hop.decode_pop_reply(reply).deliveries) == 3
-        await process.stop()
-
-    asyncio.run(run())
-
-
-def test_a_receive_whose_client_left_while_the_disk_was_read_takes_no_message(
+async def test_a_subscription_that_begins_at_an_old_time_waits_on_another_thread(
     tmp_path: Path,
 ) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 3)
-        disk.cold = True
-        answers: list[object] = []
-        number = process.port.request(Kind.POP, pop("orders", "g"), 5_000, answers.append)
-        process.port.cancel(number)
-        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-        assert len(hop.decode_pop_reply(reply).deliveries) == 3
-        assert not answers
-        disk.cold = False
-        await process.stop()
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 0)
+    process.broker.registry.create_topic(TopicConfig(0, "chats", 1, MessageType.LITE))
+    name = SystemProperties(lite_topic="one").SerializeToString()
+    for number in range(10):
+        entry = hop.PutEntry(MessageType.LITE, b"%04d" % number, name)
+        put = hop.encode_put(hop.PutRequest("chats", [entry]))
+        await call(process.port, Kind.PUT, put, 5_000)
+    process.broker.store.dispatch.flush()
+    disk.cold = True
+    sync = SyncLite(topic="chats", group="g", client_id="c", names=["one"], stored_ms=1)
+    await call(process.port, Kind.SYNC_LITE, sync.SerializeToString(), 5_000)
+    assert disk.warmed
+    disk.cold = False
+    reply = await call(process.port, Kind.POP, pop("chats", "g", client_id="c"), 5_000)
+    assert len(hop.decode_pop_reply(reply).deliveries) == 10
+    await process.stop()
 
-    asyncio.run(run())
+
+async def test_a_revival_of_an_old_message_waits_on_another_thread(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 1)
+    await call(process.port, Kind.POP, pop("orders", "g", invisible_ms=50), 5_000)
+    disk.cold = True
+    reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=4_000), 5_000)
+    assert [one.attempt for one in hop.decode_pop_reply(reply).deliveries] == [2]
+    disk.cold = False
+    await process.stop()
+
+
+async def test_a_disk_that_cannot_be_read_is_an_answer_and_no_endless_loop(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 3)
+    disk.cold = True
+    disk.error = OSError(5, "Input/output error")
+    with pytest.raises(Exception, match="old messages cannot be read"):
+        await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+    disk.cold = False
+    reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+    assert len(hop.decode_pop_reply(reply).deliveries) == 3
+    await process.stop()
+
+
+async def test_a_receive_whose_client_left_while_the_disk_was_read_takes_no_message(
+    tmp_path: Path,
+) -> None:
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 3)
+    disk.cold = True
+    answers: list[object] = []
+    number = process.port.request(Kind.POP, pop("orders", "g"), 5_000, answers.append)
+    process.port.cancel(number)
+    reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+    assert len(hop.decode_pop_reply(reply).deliveries) == 3
+    assert not answers
+    disk.cold = False
+    await process.stop()
 
 
 def test_pages_that_the_kernel_dropped_are_told_from_those_it_has(tmp_path: Path) -> None:
@@ -325,36 +303,33 @@ def test_what_a_file_has_behind_its_end_is_not_missing(tmp_path: Path) -> None:
         assert residency.in_memory(file.fileno(), 0, 0)
 
 
-def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_path: Path) -> None:
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 3)
-        process.broker.registry.alter_topic(TopicConfig(0, "orders", 2))
-        entry = hop.PutEntry(MessageType.NORMAL, b"there", b"", queue_id=1)
-        put = hop.encode_put(hop.PutRequest("orders", [entry]))
-        await call(process.port, Kind.PUT, put, 5_000)
-        store = process.broker.store
-        store.dispatch.flush()
-        fetched = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        contents = store.reader.contents
+async def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 3)
+    process.broker.registry.alter_topic(TopicConfig(0, "orders", 2))
+    entry = hop.PutEntry(MessageType.NORMAL, b"there", b"", queue_id=1)
+    put = hop.encode_put(hop.PutRequest("orders", [entry]))
+    await call(process.port, Kind.PUT, put, 5_000)
+    store = process.broker.store
+    store.dispatch.flush()
+    fetched = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    contents = store.reader.contents
 
-        def cold_in_queue_0(units: list[QueueUnit]) -> list[DeliveryContent | None]:
-            if not fetched.is_set() and units[0].position < last:
-                raise ColdRead(lambda: loop.call_soon_threadsafe(fetched.set))
-            return contents(units)
+    def cold_in_queue_0(units: list[QueueUnit]) -> list[DeliveryContent | None]:
+        if not fetched.is_set() and units[0].position < last:
+            raise ColdRead(lambda: loop.call_soon_threadsafe(fetched.set))
+        return contents(units)
 
-        (unit,) = store.queue(process.broker.registry.topic("orders").id, 1).units(0, 1)
-        last = unit.position
-        store.reader.contents = cold_in_queue_0  # type: ignore[method-assign]
-        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-        assert [one.head for one in hop.decode_pop_reply(reply).deliveries] == [b"there"]
-        await asyncio.wait_for(fetched.wait(), 10)
-        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-        assert len(hop.decode_pop_reply(reply).deliveries) == 3
-        await process.stop()
-
-    asyncio.run(run())
+    (unit,) = store.queue(process.broker.registry.topic("orders").id, 1).units(0, 1)
+    last = unit.position
+    store.reader.contents = cold_in_queue_0  # type: ignore[method-assign]
+    reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+    assert [one.head for one in hop.decode_pop_reply(reply).deliveries] == [b"there"]
+    await asyncio.wait_for(fetched.wait(), 10)
+    reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+    assert len(hop.decode_pop_reply(reply).deliveries) == 3
+    await process.stop()
 
 
 def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
@@ -384,64 +359,59 @@ def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
     core.broker.release_files()
 
 
-def test_what_operators_ask_about_old_messages_waits_on_another_thread(tmp_path: Path) -> None:
+async def test_what_operators_ask_about_old_messages_waits_on_another_thread(
+    tmp_path: Path,
+) -> None:
     """Explain, lag, dead letters, redrive, reset to a time, and a consumer's reject."""
 
-    async def run() -> None:
-        disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 3)
-        stored_ms = process.broker.wall_ms()
-        properties = SystemProperties(message_id="A").SerializeToString()
-        entry = hop.PutEntry(MessageType.NORMAL, b"named", properties)
+    disk = ColdDisk()
+    process = await broker_with_messages(tmp_path, disk, 3)
+    stored_ms = process.broker.wall_ms()
+    properties = SystemProperties(message_id="A").SerializeToString()
+    entry = hop.PutEntry(MessageType.NORMAL, b"named", properties)
 
-        async def ask(kind: Kind, request: bytes) -> bytes:
-            """Everything is on the disk alone when the question comes."""
-            process.broker.store.dispatch.flush()
-            disk.warmed.clear()
-            disk.cold = True
-            reply = await call(process.port, kind, request, 5_000)
-            disk.cold = False
-            assert disk.warmed, f"{kind.name} read nothing"
-            return reply
+    async def ask(kind: Kind, request: bytes) -> bytes:
+        """Everything is on the disk alone when the question comes."""
+        process.broker.store.dispatch.flush()
+        disk.warmed.clear()
+        disk.cold = True
+        reply = await call(process.port, kind, request, 5_000)
+        disk.cold = False
+        assert disk.warmed, f"{kind.name} read nothing"
+        return reply
 
-        put = hop.encode_put(hop.PutRequest("orders", [entry]))
-        await call(process.port, Kind.PUT, put, 5_000)
-        lag = pb.LagReply.FromString(
-            await ask(
-                Kind.LAG,
-                pb.LagRequest(
-                    group=process.broker.directory.group("g").name, topic="orders"
-                ).SerializeToString(),
-            )
+    put = hop.encode_put(hop.PutRequest("orders", [entry]))
+    await call(process.port, Kind.PUT, put, 5_000)
+    lag = pb.LagReply.FromString(
+        await ask(
+            Kind.LAG,
+            pb.LagRequest(
+                group=process.broker.directory.group("g").name, topic="orders"
+            ).SerializeToString(),
         )
-        assert (lag.lags[0].ready, lag.lags[0].oldest_ready_ms <= stored_ms) == (4, True)
-        popped = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-        for one in hop.decode_pop_reply(popped).deliveries:
-            body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
-            (result,) = hop.decode_ack_reply(await ask(Kind.REJECT, body))
-            assert result.code == 20000
-        listed = pb.ListDeadLettersReply.FromString(
-            await ask(
-                Kind.LIST_DEAD_LETTERS, pb.ListDeadLettersRequest(group="g").SerializeToString()
-            )
-        )
-        assert len(listed.letters) == 4
-        explain = pb.ExplainRequest(message_id="A").SerializeToString()
-        explained = pb.ExplainReply.FromString(await ask(Kind.EXPLAIN, explain))
-        assert explained.messages[0].groups[0].state == "DEAD_LETTERED"
-        redriven = pb.RedriveReply.FromString(
-            await ask(Kind.REDRIVE, pb.RedriveRequest(group="g").SerializeToString())
-        )
-        assert redriven.progress[0].redriven == 4
-        reset = pb.ResetOffsetRequest(group="g", topic="orders", stored_ms=1)
-        done = pb.ResetOffsetReply.FromString(
-            await ask(Kind.RESET_OFFSET, reset.SerializeToString())
-        )
-        assert done.queues[0].after == 0
-        disk.error = OSError(5, "Input/output error")
-        with pytest.raises(Exception, match="old messages cannot be read"):
-            await ask(Kind.EXPLAIN, explain)
-        disk.cold, disk.error = False, None
-        await process.stop()
-
-    asyncio.run(run())
+    )
+    assert (lag.lags[0].ready, lag.lags[0].oldest_ready_ms <= stored_ms) == (4, True)
+    popped = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+    for one in hop.decode_pop_reply(popped).deliveries:
+        body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+        (result,) = hop.decode_ack_reply(await ask(Kind.REJECT, body))
+        assert result.code == 20000
+    listed = pb.ListDeadLettersReply.FromString(
+        await ask(Kind.LIST_DEAD_LETTERS, pb.ListDeadLettersRequest(group="g").SerializeToString())
+    )
+    assert len(listed.letters) == 4
+    explain = pb.ExplainRequest(message_id="A").SerializeToString()
+    explained = pb.ExplainReply.FromString(await ask(Kind.EXPLAIN, explain))
+    assert explained.messages[0].groups[0].state == "DEAD_LETTERED"
+    redriven = pb.RedriveReply.FromString(
+        await ask(Kind.REDRIVE, pb.RedriveRequest(group="g").SerializeToString())
+    )
+    assert redriven.progress[0].redriven == 4
+    reset = pb.ResetOffsetRequest(group="g", topic="orders", stored_ms=1)
+    done = pb.ResetOffsetReply.FromString(await ask(Kind.RESET_OFFSET, reset.SerializeToString()))
+    assert done.queues[0].after == 0
+    disk.error = OSError(5, "Input/output error")
+    with pytest.raises(Exception, match="old messages cannot be read"):
+        await ask(Kind.EXPLAIN, explain)
+    disk.cold, disk.error = False, None
+    await process.stop()

@@ -215,33 +215,31 @@ def shown(process: BrokerProcess, name: str) -> float:
         ("write", errno.EROFS),
     ],
 )
-def test_an_error_of_the_disk_of_the_log_stops_the_process_without_another_try(
+async def test_an_error_of_the_disk_of_the_log_stops_the_process_without_another_try(
     tmp_path: Path, operation: str, error: int
 ) -> None:
     disk = BrokenDisk()
     disk.errno = error
 
-    async def run() -> None:
-        process = BrokerProcess(settings_of(tmp_path), disk=disk)
-        await process.start()
-        process.broker.step()
-        await all_handed_over_is_done(process)
-        assert shown(process, "store_last_stop_clean") == 1
-        assert shown(process, "store_disk_failed") == 0
-        disk.fails = lambda what, path: what == operation and "commitlog" in path
-        process.broker.registry.create_group(SMALL_GROUP)
-        with pytest.raises(OSError, match=os.strerror(error)):
-            await asyncio.shield(process.failed)
-        assert shown(process, "store_disk_failed") == 1
-        process.broker.registry.create_group(replace(SMALL_GROUP, name="another"))
-        await asyncio.sleep(0)
-        assert disk.failures == 1
-        await process.stop()
+    process = BrokerProcess(settings_of(tmp_path), disk=disk)
+    await process.start()
+    process.broker.step()
+    await all_handed_over_is_done(process)
+    assert shown(process, "store_last_stop_clean") == 1
+    assert shown(process, "store_disk_failed") == 0
+    disk.fails = lambda what, path: what == operation and "commitlog" in path
+    process.broker.registry.create_group(SMALL_GROUP)
+    with pytest.raises(OSError, match=os.strerror(error)):
+        await asyncio.shield(process.failed)
+    assert shown(process, "store_disk_failed") == 1
+    process.broker.registry.create_group(replace(SMALL_GROUP, name="another"))
+    await asyncio.sleep(0)
+    assert disk.failures == 1
+    await process.stop()
 
-    asyncio.run(run())
     disk.fails = lambda what, path: False
-    assert asyncio.run(start_and_stop(tmp_path, disk)) == 0
-    assert asyncio.run(start_and_stop(tmp_path, disk)) == 1
+    assert await start_and_stop(tmp_path, disk) == 0
+    assert await start_and_stop(tmp_path, disk) == 1
 
 
 async def all_handed_over_is_done(process: BrokerProcess) -> None:
@@ -264,30 +262,29 @@ def settings_of(folder: Path) -> Settings:
     return replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
 
 
-def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(tmp_path: Path) -> None:
+async def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(
+    tmp_path: Path,
+) -> None:
     """The error comes from a reservation, not from a flush; it ends the confirming all the same."""
     disk = BrokenDisk()
 
-    async def run() -> None:
-        process = BrokerProcess(settings_of(tmp_path), disk=disk)
-        await process.start()
-        await all_handed_over_is_done(process)
-        disk.fails = lambda what, path: what == "sync" and path.endswith("3145728")
-        log = process.broker.store._log
-        process.broker.store.guard._reserving = True
-        process.broker.store.guard._flusher.submit(
-            lambda: log.reserve(0, 3), process.broker.store.guard._reserved
-        )
-        with pytest.raises(OSError, match="Input/output"):
-            await asyncio.shield(process.failed)
-        disk.fails = lambda what, path: False
-        process.broker.registry.create_group(SMALL_GROUP)
-        confirmed = process.broker.store.confirmed
-        await all_handed_over_is_done(process)
-        assert process.broker.store.confirmed == confirmed < process.broker.store.end
-        await process.stop()
-
-    asyncio.run(run())
+    process = BrokerProcess(settings_of(tmp_path), disk=disk)
+    await process.start()
+    await all_handed_over_is_done(process)
+    disk.fails = lambda what, path: what == "sync" and path.endswith("3145728")
+    log = process.broker.store._log
+    process.broker.store.guard._reserving = True
+    process.broker.store.guard._flusher.submit(
+        lambda: log.reserve(0, 3), process.broker.store.guard._reserved
+    )
+    with pytest.raises(OSError, match="Input/output"):
+        await asyncio.shield(process.failed)
+    disk.fails = lambda what, path: False
+    process.broker.registry.create_group(SMALL_GROUP)
+    confirmed = process.broker.store.confirmed
+    await all_handed_over_is_done(process)
+    assert process.broker.store.confirmed == confirmed < process.broker.store.end
+    await process.stop()
 
 
 def test_a_data_directory_that_cannot_be_written_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A receive whose client left before its reply did: its messages come back uncounted."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -208,25 +207,23 @@ def test_a_dead_letter_does_not_count_an_undone_receive_as_its_first_delivery(
     assert letter.token.first_log_ms == seen_ms  # type: ignore[union-attr]
 
 
-def test_a_receive_is_undone_when_the_connection_of_its_proxy_broke_before_the_reply(
+async def test_a_receive_is_undone_when_the_connection_of_its_proxy_broke_before_the_reply(
     core: CoreBroker,
 ) -> None:
     core.send("orders", b"one")
 
-    async def test() -> None:
-        hello = Hello(role=ProcessRole.BROKER, name="b", cluster="blue")
-        server = FrameServer(core.server, hello)
-        bound = await server.listen("127.0.0.1:0")
-        port = FramePort(bound, replace(hello, role=ProcessRole.PROXY, name="p"))
-        port.start()
-        port.request(Kind.POP, pop("orders", "g"), 60_000, lambda _: None)
-        # What comes behind it is answered at once, so the pop was served by then.
-        await call(port, Kind.CLIENTS, hop.encode_clients(hop.ClientsReport()), 60_000)
-        assert core.broker.table.in_flight == 1
-        await port.close()
-        await server.stop()
+    hello = Hello(role=ProcessRole.BROKER, name="b", cluster="blue")
+    server = FrameServer(core.server, hello)
+    bound = await server.listen("127.0.0.1:0")
+    port = FramePort(bound, replace(hello, role=ProcessRole.PROXY, name="p"))
+    port.start()
+    port.request(Kind.POP, pop("orders", "g"), 60_000, lambda _: None)
+    # What comes behind it is answered at once, so the pop was served by then.
+    await call(port, Kind.CLIENTS, hop.encode_clients(hop.ClientsReport()), 60_000)
+    assert core.broker.table.in_flight == 1
+    await port.close()
+    await server.stop()
 
-    asyncio.run(asyncio.wait_for(test(), 60))
     core.run_until_idle()
     core.run_steps()
     assert attempts(core.receive("orders", "g")) == [(b"one", 1)]

@@ -169,23 +169,21 @@ def test_a_checkpoint_delays_no_send(tmp_path: Path) -> None:
     with_broker(tmp_path, disk, check)
 
 
-def test_a_failed_fdatasync_stops_the_broker_and_is_not_tried_again(tmp_path: Path) -> None:
+async def test_a_failed_fdatasync_stops_the_broker_and_is_not_tried_again(tmp_path: Path) -> None:
     disk = HeldDisk()
 
-    async def run() -> None:
-        process = BrokerProcess(settings_of(tmp_path), disk=disk)
-        await process.start()
-        process.broker.registry.create_topic(TopicConfig(0, "orders", 1))
-        await call(process.port, Kind.PUT, put(b"kept"), 5_000)
-        disk.error = OSError(5, "Input/output error")
-        lost = asyncio.ensure_future(call(process.port, Kind.PUT, put(b"lost"), 5_000))
-        with pytest.raises(OSError, match="Input/output"):
-            await asyncio.shield(process.failed)
-        assert not lost.done()
-        lost.cancel()
-        await process.stop()
+    process = BrokerProcess(settings_of(tmp_path), disk=disk)
+    await process.start()
+    process.broker.registry.create_topic(TopicConfig(0, "orders", 1))
+    await call(process.port, Kind.PUT, put(b"kept"), 5_000)
+    disk.error = OSError(5, "Input/output error")
+    lost = asyncio.ensure_future(call(process.port, Kind.PUT, put(b"lost"), 5_000))
+    with pytest.raises(OSError, match="Input/output"):
+        await asyncio.shield(process.failed)
+    assert not lost.done()
+    lost.cancel()
+    await process.stop()
 
-    asyncio.run(run())
     assert (tmp_path / "abort").exists(), "the next start must not take this for a clean stop"
 
 

@@ -110,54 +110,50 @@ def test_timers_of_whose_loading_something_is_cold_keep_the_broker_awake(
     assert rest.wait_ms() == REST_MS
 
 
-def test_a_loop_that_rests_is_woken_and_one_that_only_idles_is_not() -> None:
+async def test_a_loop_that_rests_is_woken_and_one_that_only_idles_is_not() -> None:
     waits = [3_600_000, 1, 3_600_000]
     steps: list[int] = []
 
-    async def scenario() -> None:
-        stepped = asyncio.Event()
+    stepped = asyncio.Event()
 
-        def step() -> int:
-            steps.append(len(steps))
-            stepped.set()
-            return 0
+    def step() -> int:
+        steps.append(len(steps))
+        stepped.set()
+        return 0
 
-        async def next_step() -> None:
-            stepped.clear()
-            await stepped.wait()
+    async def next_step() -> None:
+        stepped.clear()
+        await stepped.wait()
 
-        loop = StepLoop(step, lambda: waits[len(steps) - 1], idle_ms=1)
-        loop.wake()  # before it runs: nothing to wake
-        task = asyncio.create_task(loop.run())
-        await next_step()
-        await asyncio.sleep(0)
-        loop.wake()
-        loop.wake()  # twice is once
-        await next_step()
-        await next_step()  # the idle wait ended by itself
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    loop = StepLoop(step, lambda: waits[len(steps) - 1], idle_ms=1)
+    loop.wake()  # before it runs: nothing to wake
+    task = asyncio.create_task(loop.run())
+    await next_step()
+    await asyncio.sleep(0)
+    loop.wake()
+    loop.wake()  # twice is once
+    await next_step()
+    await next_step()  # the idle wait ended by itself
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
     assert steps == [0, 1, 2]
 
 
-def test_a_loop_goes_on_at_once_while_there_is_work() -> None:
+async def test_a_loop_goes_on_at_once_while_there_is_work() -> None:
     left = [1, 1, 1, 0]
 
-    async def scenario() -> None:
-        done = asyncio.Event()
+    done = asyncio.Event()
 
-        def step() -> int:
-            if len(left) == 1:
-                done.set()
-            return left.pop(0)
+    def step() -> int:
+        if len(left) == 1:
+            done.set()
+        return left.pop(0)
 
-        loop = StepLoop(step, lambda: 3_600_000, idle_ms=1)
-        task = asyncio.create_task(loop.run())
-        await done.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    loop = StepLoop(step, lambda: 3_600_000, idle_ms=1)
+    task = asyncio.create_task(loop.run())
+    await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
     assert left == []

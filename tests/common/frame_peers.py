@@ -1,9 +1,8 @@
 """Two ends for the frame tests: a handler, a peer that speaks raw bytes, and a turned clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from popmq.common.errors import (
     Code,
@@ -103,14 +102,6 @@ def frame(kind: int, request_id: int, body: bytes, *, timeout_ms: int | None = N
         body = timeout_ms.to_bytes(4, "big") + body
     rest = bytes([1, kind]) + request_id.to_bytes(8, "big") + body
     return len(rest).to_bytes(4, "big") + rest
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(SECONDS):
-            await test
-
-    asyncio.run(limited())
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from common.frame_peers import (
     PlainConnection,
     RecordingTransport,
     frame,
-    run,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,37 +136,31 @@ def test_a_bound_below_one_is_a_config_error() -> None:
         FrameSettings(max_pending=0)
 
 
-def test_everything_sent_in_one_tick_leaves_in_one_write() -> None:
-    async def test() -> None:
-        transport = RecordingTransport()
-        connection = PlainConnection(PROXY, DEFAULT_SETTINGS)
-        connection.connection_made(transport)
-        sent = b""
-        for number in range(1, 201):
-            connection.send_request(Kind.PUT, number, 50, b"ask")
-            connection.send(Kind.REPLY, number, b"answer")
-            sent += frame(Kind.PUT, number, b"ask", timeout_ms=50) + frame(2, number, b"answer")
-        assert transport.writes == []
-        await asyncio.sleep(0)
-        assert transport.writes == [sent]
-        connection.send(Kind.REPLY, 201, b"next tick")
-        await asyncio.sleep(0)
-        assert transport.writes[1:] == [frame(2, 201, b"next tick")]
-
-    run(test())
+async def test_everything_sent_in_one_tick_leaves_in_one_write() -> None:
+    transport = RecordingTransport()
+    connection = PlainConnection(PROXY, DEFAULT_SETTINGS)
+    connection.connection_made(transport)
+    sent = b""
+    for number in range(1, 201):
+        connection.send_request(Kind.PUT, number, 50, b"ask")
+        connection.send(Kind.REPLY, number, b"answer")
+        sent += frame(Kind.PUT, number, b"ask", timeout_ms=50) + frame(2, number, b"answer")
+    assert transport.writes == []
+    await asyncio.sleep(0)
+    assert transport.writes == [sent]
+    connection.send(Kind.REPLY, 201, b"next tick")
+    await asyncio.sleep(0)
+    assert transport.writes[1:] == [frame(2, 201, b"next tick")]
 
 
-def test_a_tick_that_writes_more_than_the_bound_does_not_hoard_it() -> None:
-    async def test() -> None:
-        transport = RecordingTransport()
-        connection = PlainConnection(PROXY, FrameSettings(max_buffered_bytes=1_000))
-        connection.connection_made(transport)
-        for number in range(10):
-            connection.send(Kind.REPLY, number, bytes(400))
-            assert connection.unsent <= 1_000
-        assert len(transport.writes) == 3
-
-    run(test())
+async def test_a_tick_that_writes_more_than_the_bound_does_not_hoard_it() -> None:
+    transport = RecordingTransport()
+    connection = PlainConnection(PROXY, FrameSettings(max_buffered_bytes=1_000))
+    connection.connection_made(transport)
+    for number in range(10):
+        connection.send(Kind.REPLY, number, bytes(400))
+        assert connection.unsent <= 1_000
+    assert len(transport.writes) == 3
 
 
 class ClosingConnection(PlainConnection):
@@ -183,13 +176,10 @@ class ClosingConnection(PlainConnection):
         self.abort("enough")
 
 
-def test_what_comes_behind_the_frame_that_closed_the_connection_is_not_read() -> None:
-    async def test() -> None:
-        connection = ClosingConnection(PROXY, DEFAULT_SETTINGS)
-        connection.connection_made(RecordingTransport())
-        hello = frame(Kind.HELLO, 0, encode_hello(BROKER))
-        connection.data_received(hello + frame(2, 1, b"first") + frame(2, 2, b"second"))
-        connection.data_received(frame(2, 3, b"third"))
-        assert connection.bodies == [b"first"]
-
-    run(test())
+async def test_what_comes_behind_the_frame_that_closed_the_connection_is_not_read() -> None:
+    connection = ClosingConnection(PROXY, DEFAULT_SETTINGS)
+    connection.connection_made(RecordingTransport())
+    hello = frame(Kind.HELLO, 0, encode_hello(BROKER))
+    connection.data_received(hello + frame(2, 1, b"first") + frame(2, 2, b"second"))
+    connection.data_received(frame(2, 3, b"third"))
+    assert connection.bodies == [b"first"]

@@ -12,7 +12,6 @@ from common.frame_peers import (
     RecordingTransport,
     frame,
     raw_peer,
-    run,
     serving,
 )
 
@@ -23,7 +22,7 @@ from popmq.common.protocol.messaging_payloads import Kind
 
 
 @pytest.mark.parametrize("kind", [Kind.PUT, 250], ids=["answers", "refusals"])
-def test_a_peer_that_asks_and_never_reads_is_closed(
+async def test_a_peer_that_asks_and_never_reads_is_closed(
     kind: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -39,69 +38,60 @@ def test_a_peer_that_asks_and_never_reads_is_closed(
             assert await handler.cancelled.get() == 101
 
     with caplog.at_level(logging.WARNING):
-        run(test())
+        await test()
     whys = [one.__dict__.get("why", "") for one in caplog.records]
     assert any("max_buffered_bytes) and read nothing for 20 ms" in why for why in whys)
 
 
-def test_answers_wait_for_a_busy_peer_and_new_requests_are_refused_until_it_has_read(
+async def test_answers_wait_for_a_busy_peer_and_new_requests_are_refused_until_it_has_read(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        handler = Handler()
-        settings = FrameSettings(max_buffered_bytes=1 << 16, max_stalled_ms=LONG_MS)
-        address = f"unix:{tmp_path}/frames.sock"
-        async with serving(handler, address, settings=settings) as bound, raw_peer(bound) as peer:
-            await peer.greet()
-            pops = range(1, 25)
-            for number in pops:
-                peer.writer.write(frame(Kind.POP, number, b"", timeout_ms=LONG_MS))
-                await handler.asked.get()
-            for on_reply in handler.waiting.values():
-                on_reply(bytes(1 << 20))
-            # It is seen long before 24 MiB were read: both ends take turns on one loop.
-            peer.writer.write(frame(Kind.PUT, 25, b"x", timeout_ms=LONG_MS))
-            for number in pops:
-                assert await peer.read() == (Kind.REPLY, number, bytes(1 << 20))
-            kind, request_id, body = await peer.read()
-            assert (kind, request_id) == (Kind.ERROR, 25)
-            assert int.from_bytes(body[:4], "big") == Code.TOO_MANY_REQUESTS
-            assert b"has to read first (frames.max_buffered_bytes)" in body
-            peer.writer.write(frame(Kind.PUT, 26, b"room again", timeout_ms=LONG_MS))
-            assert await peer.read() == (Kind.REPLY, 26, b"room again")
-
-    run(test())
+    handler = Handler()
+    settings = FrameSettings(max_buffered_bytes=1 << 16, max_stalled_ms=LONG_MS)
+    address = f"unix:{tmp_path}/frames.sock"
+    async with serving(handler, address, settings=settings) as bound, raw_peer(bound) as peer:
+        await peer.greet()
+        pops = range(1, 25)
+        for number in pops:
+            peer.writer.write(frame(Kind.POP, number, b"", timeout_ms=LONG_MS))
+            await handler.asked.get()
+        for on_reply in handler.waiting.values():
+            on_reply(bytes(1 << 20))
+        # It is seen long before 24 MiB were read: both ends take turns on one loop.
+        peer.writer.write(frame(Kind.PUT, 25, b"x", timeout_ms=LONG_MS))
+        for number in pops:
+            assert await peer.read() == (Kind.REPLY, number, bytes(1 << 20))
+        kind, request_id, body = await peer.read()
+        assert (kind, request_id) == (Kind.ERROR, 25)
+        assert int.from_bytes(body[:4], "big") == Code.TOO_MANY_REQUESTS
+        assert b"has to read first (frames.max_buffered_bytes)" in body
+        peer.writer.write(frame(Kind.PUT, 26, b"room again", timeout_ms=LONG_MS))
+        assert await peer.read() == (Kind.REPLY, 26, b"room again")
 
 
-def test_a_slow_peer_may_take_its_time_as_long_as_it_reads() -> None:
-    async def test() -> None:
-        transport = RecordingTransport()
-        settings = FrameSettings(max_stalled_ms=1)
-        connection = FrameServer(Handler(), BROKER, settings=settings)._accept()
-        connection.connection_made(transport)
-        transport.unsent_sizes = iter([9_000, 8_999, 5_000, 5_000, 1])
-        connection.pause_writing()
-        await transport.aborted.wait()
-        assert list(transport.unsent_sizes) == [1], "aborted at the first look without progress"
-
-    run(test())
+async def test_a_slow_peer_may_take_its_time_as_long_as_it_reads() -> None:
+    transport = RecordingTransport()
+    settings = FrameSettings(max_stalled_ms=1)
+    connection = FrameServer(Handler(), BROKER, settings=settings)._accept()
+    connection.connection_made(transport)
+    transport.unsent_sizes = iter([9_000, 8_999, 5_000, 5_000, 1])
+    connection.pause_writing()
+    await transport.aborted.wait()
+    assert list(transport.unsent_sizes) == [1], "aborted at the first look without progress"
 
 
-def test_a_peer_that_goes_on_asking_without_reading_is_not_heard_until_it_reads() -> None:
-    async def test() -> None:
-        transport = RecordingTransport()
-        settings = FrameSettings(max_in_flight=3)
-        connection = FrameServer(Handler(), BROKER, settings=settings)._accept()
-        connection.connection_made(transport)
-        connection.data_received(frame(Kind.HELLO, 0, encode_hello(PROXY)))
-        transport.unsent_sizes = iter([1 << 27])
-        connection.pause_writing()
-        for number, kind in enumerate((Kind.PUT, 250, Kind.POP), start=1):
-            assert transport.reading
-            connection.data_received(frame(kind, number, b"", timeout_ms=LONG_MS))
-        assert not transport.reading
-        connection.resume_writing()
+async def test_a_peer_that_goes_on_asking_without_reading_is_not_heard_until_it_reads() -> None:
+    transport = RecordingTransport()
+    settings = FrameSettings(max_in_flight=3)
+    connection = FrameServer(Handler(), BROKER, settings=settings)._accept()
+    connection.connection_made(transport)
+    connection.data_received(frame(Kind.HELLO, 0, encode_hello(PROXY)))
+    transport.unsent_sizes = iter([1 << 27])
+    connection.pause_writing()
+    for number, kind in enumerate((Kind.PUT, 250, Kind.POP), start=1):
         assert transport.reading
-        connection.abort("the end of the test")
-
-    run(test())
+        connection.data_received(frame(kind, number, b"", timeout_ms=LONG_MS))
+    assert not transport.reading
+    connection.resume_writing()
+    assert transport.reading
+    connection.abort("the end of the test")

@@ -7,48 +7,42 @@ import pytest
 from popmq.common.loop_iteration import LoopIteration, at_once
 
 
-def test_what_is_left_for_the_end_of_a_turn_comes_in_order_behind_the_turn() -> None:
+async def test_what_is_left_for_the_end_of_a_turn_comes_in_order_behind_the_turn() -> None:
     said: list[str] = []
 
-    async def test() -> None:
-        turn = LoopIteration()
-        turn.call_at_end(lambda: said.append("first"))
-        turn.call_at_end(lambda: said.append("second"))
-        said.append("the turn")
-        await asyncio.sleep(0)
+    turn = LoopIteration()
+    turn.call_at_end(lambda: said.append("first"))
+    turn.call_at_end(lambda: said.append("second"))
+    said.append("the turn")
+    await asyncio.sleep(0)
 
-    asyncio.run(test())
     assert said == ["the turn", "first", "second"]
 
 
-def test_what_the_end_of_a_turn_leaves_is_done_in_the_same_pass() -> None:
+async def test_what_the_end_of_a_turn_leaves_is_done_in_the_same_pass() -> None:
     said: list[str] = []
 
-    async def test() -> None:
-        turn = LoopIteration()
-        turn.call_at_end(lambda: turn.call_at_end(lambda: said.append("its own")))
-        turn.call_at_end(lambda: said.append("another's"))
-        await asyncio.sleep(0)
-        assert said == ["another's", "its own"]
-        turn.call_at_end(lambda: said.append("next turn"))
-        await asyncio.sleep(0)
+    turn = LoopIteration()
+    turn.call_at_end(lambda: turn.call_at_end(lambda: said.append("its own")))
+    turn.call_at_end(lambda: said.append("another's"))
+    await asyncio.sleep(0)
+    assert said == ["another's", "its own"]
+    turn.call_at_end(lambda: said.append("next turn"))
+    await asyncio.sleep(0)
 
-    asyncio.run(test())
     assert said == ["another's", "its own", "next turn"]
 
 
-def test_one_that_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
 
-    async def test() -> None:
-        turn = LoopIteration()
-        turn.call_at_end(lambda: said.remove("absent"))
-        turn.call_at_end(lambda: said.append("after it"))
-        await asyncio.sleep(0)
-        turn.call_at_end(lambda: said.append("a turn later"))
-        await asyncio.sleep(0)
+    turn = LoopIteration()
+    turn.call_at_end(lambda: said.remove("absent"))
+    turn.call_at_end(lambda: said.append("after it"))
+    await asyncio.sleep(0)
+    turn.call_at_end(lambda: said.append("a turn later"))
+    await asyncio.sleep(0)
 
-    asyncio.run(test())
     assert said == ["after it", "a turn later"]
     assert "the end of a turn failed" in caplog.text
 

@@ -18,7 +18,6 @@ from common.frame_peers import (
     TurnedClock,
     frame,
     raw_peer,
-    run,
     serving,
 )
 
@@ -59,91 +58,77 @@ def fail(*arguments: object) -> None:
     raise RuntimeError("a planted failure")
 
 
-def test_a_failure_is_logged_with_its_traceback_and_ends_the_process_once(
+async def test_a_failure_is_logged_with_its_traceback_and_ends_the_process_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test() -> None:
-        ends = Ends()
-        loop = asyncio.get_running_loop()
-        for _ in range(2 * MAX_LOGGED):
-            loop.call_soon(fail)
-        assert await ends.text() == "a planted failure"
-        await asyncio.sleep(0)
-        assert len(ends.errors) == 1
+    ends = Ends()
+    loop = asyncio.get_running_loop()
+    for _ in range(2 * MAX_LOGGED):
+        loop.call_soon(fail)
+    assert await ends.text() == "a planted failure"
+    await asyncio.sleep(0)
+    assert len(ends.errors) == 1
 
-    run(test())
     critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert len(critical) == MAX_LOGGED
     assert critical[0].exc_info is not None
 
 
 @pytest.mark.parametrize("in_work", [False, True])
-def test_a_failure_on_a_flusher_or_at_its_completion_ends_the_process(in_work: bool) -> None:
-    async def test() -> None:
-        ends = Ends()
-        flusher = FlusherThread(asyncio.get_running_loop())
-        told: list[BaseException | None] = []
-        if in_work:
-            flusher.submit(fail, told.append)
-        else:
-            flusher.submit(lambda: None, fail)
-        assert await ends.text() == "a planted failure"
-        assert bool(told) is in_work
-        flusher.stop()
-
-    run(test())
+async def test_a_failure_on_a_flusher_or_at_its_completion_ends_the_process(in_work: bool) -> None:
+    ends = Ends()
+    flusher = FlusherThread(asyncio.get_running_loop())
+    told: list[BaseException | None] = []
+    if in_work:
+        flusher.submit(fail, told.append)
+    else:
+        flusher.submit(lambda: None, fail)
+    assert await ends.text() == "a planted failure"
+    assert bool(told) is in_work
+    flusher.stop()
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PopmqError("refused")])
-def test_an_error_of_the_disk_is_for_the_one_who_gave_the_work(error: Exception) -> None:
-    async def test() -> None:
-        ends = Ends()
-        loop = asyncio.get_running_loop()
-        flusher = FlusherThread(loop)
-        told: asyncio.Future[BaseException | None] = loop.create_future()
+async def test_an_error_of_the_disk_is_for_the_one_who_gave_the_work(error: Exception) -> None:
+    ends = Ends()
+    loop = asyncio.get_running_loop()
+    flusher = FlusherThread(loop)
+    told: asyncio.Future[BaseException | None] = loop.create_future()
 
-        def work() -> None:
-            raise error
+    def work() -> None:
+        raise error
 
-        flusher.submit(work, told.set_result)
-        assert await told is error
-        flusher.stop()
-        assert not ends.errors
-
-    run(test())
+    flusher.submit(work, told.set_result)
+    assert await told is error
+    flusher.stop()
+    assert not ends.errors
 
 
-def test_what_the_world_does_to_a_connection_does_not_end_the_process() -> None:
-    async def test() -> None:
-        ends = Ends()
-        loop = asyncio.get_running_loop()
-        reset, full = ConnectionResetError(104, "reset"), OSError(24, "Too many open files")
-        for context in (
-            {"message": "Fatal read error on pipe transport", "exception": reset, "transport": 1},
-            {"message": "socket.accept() out of system resource", "exception": full, "socket": 1},
-            {"message": "Future exception was never retrieved", "exception": reset, "future": 1},
-            {"message": "Task was destroyed but it is pending!", "task": 1},
-            {"message": "Unclosed client session", "client_session": 1},
-            {"message": "Exception in callback", "exception": BlockingIOError(), "handle": 1},
-        ):
-            loop.call_exception_handler(context)
-        assert not ends.errors
-
-    run(test())
+async def test_what_the_world_does_to_a_connection_does_not_end_the_process() -> None:
+    ends = Ends()
+    loop = asyncio.get_running_loop()
+    reset, full = ConnectionResetError(104, "reset"), OSError(24, "Too many open files")
+    for context in (
+        {"message": "Fatal read error on pipe transport", "exception": reset, "transport": 1},
+        {"message": "socket.accept() out of system resource", "exception": full, "socket": 1},
+        {"message": "Future exception was never retrieved", "exception": reset, "future": 1},
+        {"message": "Task was destroyed but it is pending!", "task": 1},
+        {"message": "Unclosed client session", "client_session": 1},
+        {"message": "Exception in callback", "exception": BlockingIOError(), "handle": 1},
+    ):
+        loop.call_exception_handler(context)
+    assert not ends.errors
 
 
 @pytest.mark.parametrize("error", [AssertionError("broken"), OSError(28, "No space left")])
 @pytest.mark.parametrize("where", ["handle", "task"])
-def test_an_exception_of_a_callback_or_of_a_task_ends_the_process_whatever_its_kind(
+async def test_an_exception_of_a_callback_or_of_a_task_ends_the_process_whatever_its_kind(
     error: Exception, where: str
 ) -> None:
-    async def test() -> None:
-        ends = Ends()
-        context = {"message": "a failure", "exception": error, where: 1}
-        asyncio.get_running_loop().call_exception_handler(context)
-        assert ends.errors == [error]
-
-    run(test())
+    ends = Ends()
+    context = {"message": "a failure", "exception": error, where: 1}
+    asyncio.get_running_loop().call_exception_handler(context)
+    assert ends.errors == [error]
 
 
 def test_a_kind_that_a_library_leaves_in_its_futures_can_be_tolerated() -> None:
@@ -162,64 +147,52 @@ def test_a_kind_that_a_library_leaves_in_its_futures_can_be_tolerated() -> None:
     assert not asyncio.run(test(False))
 
 
-def test_a_thread_that_fails_ends_the_process() -> None:
-    async def test() -> None:
-        ends = Ends()
-        threading.Thread(target=fail).start()
-        assert await ends.text() == "a planted failure"
-
-    run(test())
+async def test_a_thread_that_fails_ends_the_process() -> None:
+    ends = Ends()
+    threading.Thread(target=fail).start()
+    assert await ends.text() == "a planted failure"
 
 
 # -- protocol callbacks
 
 
-def test_peers_that_reset_their_connections_do_not_end_the_process() -> None:
-    async def test() -> None:
-        ends = Ends()
-        async with serving(Handler()) as address:
-            host, port = address.rsplit(":", 1)
-            for _ in range(20):
-                peer = socket.create_connection((host, int(port)))
-                peer.sendall(b"\0\0")
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                peer.close()  # with a reset
-                await asyncio.sleep(0)
-            async with raw_peer(address) as peer_after:
-                await peer_after.greet()
-        assert not ends.errors
-
-    run(test())
+async def test_peers_that_reset_their_connections_do_not_end_the_process() -> None:
+    ends = Ends()
+    async with serving(Handler()) as address:
+        host, port = address.rsplit(":", 1)
+        for _ in range(20):
+            peer = socket.create_connection((host, int(port)))
+            peer.sendall(b"\0\0")
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()  # with a reset
+            await asyncio.sleep(0)
+        async with raw_peer(address) as peer_after:
+            await peer_after.greet()
+    assert not ends.errors
 
 
-def test_a_failure_in_connection_made_ends_the_process() -> None:
+async def test_a_failure_in_connection_made_ends_the_process() -> None:
     class Broken(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             transport.close()
             fail()
 
-    async def test() -> None:
-        ends = Ends()
-        server = await asyncio.get_running_loop().create_server(Broken, "127.0.0.1", 0)
-        with socket.create_connection(server.sockets[0].getsockname()):
-            assert await ends.text() == "a planted failure"
-        server.close()
-
-    run(test())
+    ends = Ends()
+    server = await asyncio.get_running_loop().create_server(Broken, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()):
+        assert await ends.text() == "a planted failure"
+    server.close()
 
 
-def test_a_failure_behind_a_lost_peer_of_a_frame_server_ends_the_process() -> None:
-    async def test() -> None:
-        ends = Ends()
-        async with serving(Handler(), on_lost=fail) as address:
-            async with raw_peer(address) as peer:
-                await peer.greet()
-            assert await ends.text() == "a planted failure"
-
-    run(test())
+async def test_a_failure_behind_a_lost_peer_of_a_frame_server_ends_the_process() -> None:
+    ends = Ends()
+    async with serving(Handler(), on_lost=fail) as address:
+        async with raw_peer(address) as peer:
+            await peer.greet()
+        assert await ends.text() == "a planted failure"
 
 
-def test_a_failure_on_what_one_peer_sends_closes_the_connection_of_that_peer_only(
+async def test_a_failure_on_what_one_peer_sends_closes_the_connection_of_that_peer_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class FailingClock(TurnedClock):
@@ -232,103 +205,93 @@ def test_a_failure_on_what_one_peer_sends_closes_the_connection_of_that_peer_onl
 
     clock = FailingClock()
 
-    async def test() -> None:
-        ends = Ends()
-        async with (
-            serving(Handler(), clock=clock) as address,
-            raw_peer(address) as harmed,
-            raw_peer(address) as other,
-        ):
-            await harmed.greet()
-            await other.greet()
-            clock.fails = True
-            harmed.writer.write(frame(Kind.PUT, 1, b"x", timeout_ms=LONG_MS))
-            assert await harmed.reader.read() == b""
-            clock.fails = False
-            other.writer.write(frame(Kind.PUT, 1, b"x", timeout_ms=LONG_MS))
-            assert await other.read() == (Kind.REPLY, 1, b"x")
-        assert not ends.errors
+    ends = Ends()
+    async with (
+        serving(Handler(), clock=clock) as address,
+        raw_peer(address) as harmed,
+        raw_peer(address) as other,
+    ):
+        await harmed.greet()
+        await other.greet()
+        clock.fails = True
+        harmed.writer.write(frame(Kind.PUT, 1, b"x", timeout_ms=LONG_MS))
+        assert await harmed.reader.read() == b""
+        clock.fails = False
+        other.writer.write(frame(Kind.PUT, 1, b"x", timeout_ms=LONG_MS))
+        assert await other.read() == (Kind.REPLY, 1, b"x")
+    assert not ends.errors
 
-    run(test())
     assert "RuntimeError: a planted failure" in caplog.text
 
 
 @pytest.mark.parametrize("fails_at", [True, False])
-def test_a_failure_when_a_frame_port_is_connected_or_lost_ends_the_process(fails_at: bool) -> None:
+async def test_a_failure_when_a_frame_port_is_connected_or_lost_ends_the_process(
+    fails_at: bool,
+) -> None:
     def on_state(connected: bool) -> None:
         if connected is fails_at:
             fail()
 
-    async def test() -> None:
-        ends = Ends()
-        port = None
-        async with serving(Handler()) as address:
-            port = FramePort(address, PROXY, on_state=on_state)
-            port.start()
-            if fails_at:
-                await ends.ended.wait()
-            else:
-                assert await call(port, Kind.PUT, b"x", LONG_MS) == b"x"
-        assert await ends.text() == "a planted failure"
-        await port.close()
-
-    run(test())
+    ends = Ends()
+    port = None
+    async with serving(Handler()) as address:
+        port = FramePort(address, PROXY, on_state=on_state)
+        port.start()
+        if fails_at:
+            await ends.ended.wait()
+        else:
+            assert await call(port, Kind.PUT, b"x", LONG_MS) == b"x"
+    assert await ends.text() == "a planted failure"
+    await port.close()
 
 
 @pytest.mark.parametrize("critical", [True, False])
-def test_a_reply_that_the_asker_fails_on_ends_the_process_where_replies_are_critical(
+async def test_a_reply_that_the_asker_fails_on_ends_the_process_where_replies_are_critical(
     critical: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        ends = Ends()
-        async with serving(Handler()) as address:
-            port = FramePort(address, PROXY, critical_replies=critical)
-            port.start()
-            port.request(Kind.PUT, b"x", LONG_MS, fail)
-            assert await call(port, Kind.PUT, b"y", LONG_MS) == b"y"
-            assert bool(ends.errors) is critical
-            await port.close()
+    ends = Ends()
+    async with serving(Handler()) as address:
+        port = FramePort(address, PROXY, critical_replies=critical)
+        port.start()
+        port.request(Kind.PUT, b"x", LONG_MS, fail)
+        assert await call(port, Kind.PUT, b"y", LONG_MS) == b"y"
+        assert bool(ends.errors) is critical
+        await port.close()
 
-    run(test())
     assert "RuntimeError: a planted failure" in caplog.text
 
 
-def test_a_frame_port_that_cannot_go_on_connecting_ends_the_process() -> None:
+async def test_a_frame_port_that_cannot_go_on_connecting_ends_the_process() -> None:
     class Broken(FramePort):
         async def _open(self, connection: object) -> None:
             fail()
 
-    async def test() -> None:
-        ends = Ends()
-        port = Broken("127.0.0.1:1", PROXY)
-        port.start()
-        assert await ends.text() == "a planted failure"
-        await port.close()
-
-    run(test())
+    ends = Ends()
+    port = Broken("127.0.0.1:1", PROXY)
+    port.start()
+    assert await ends.text() == "a planted failure"
+    await port.close()
 
 
-def test_a_page_over_http_that_fails_harms_no_other_page(
+async def test_a_page_over_http_that_fails_harms_no_other_page(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def ready() -> tuple[bool, dict[str, object]]:
         raise RuntimeError("a planted failure")
 
-    async def test() -> None:
-        ends = Ends()
-        endpoint = HttpEndpoint("127.0.0.1", 0, new_registry(), ready, "broker")
-        where = f"http://127.0.0.1:{await endpoint.start()}"
+    ends = Ends()
+    endpoint = HttpEndpoint("127.0.0.1", 0, new_registry(), ready, "broker")
+    where = f"http://127.0.0.1:{await endpoint.start()}"
 
-        def look() -> tuple[int, int]:
-            with pytest.raises(HTTPError) as refused:
-                urlopen(f"{where}/readyz", timeout=10)
-            refused.value.close()
-            with urlopen(f"{where}/livez", timeout=10) as reply:
-                return refused.value.code, reply.status
+    def look() -> tuple[int, int]:
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{where}/readyz", timeout=10)
+        refused.value.close()
+        with urlopen(f"{where}/livez", timeout=10) as reply:
+            return refused.value.code, reply.status
 
-        assert await asyncio.to_thread(look) == (500, 200)
-        await endpoint.stop()
-        assert not ends.errors
+    assert await asyncio.to_thread(look) == (500, 200)
+    await endpoint.stop()
+    assert not ends.errors
 
-    run(test())
     assert "RuntimeError: a planted failure" in caplog.text

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -24,10 +22,6 @@ KNOWN = BrokerAddress(broker="broker-a", address="h:1", epoch=1, store_id="1f")
 LONG_MS = 60_000
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
-
-
 async def register(controller: ControllerProcess, broker: BrokerAddress) -> None:
     request = RegisterRequest(cluster="popmq", broker=broker).SerializeToString()
     await call(controller.port, Kind.REGISTER, request, LONG_MS)
@@ -38,42 +32,33 @@ async def routes(controller: ControllerProcess, known_version: int) -> RoutesRep
     return RoutesReply.FromString(await call(controller.port, Kind.ROUTES, request, LONG_MS))
 
 
-def test_a_proxy_that_followed_the_last_controller_is_told_by_the_next_one_at_once() -> None:
-    async def test() -> None:
-        before, after = ControllerProcess(SETTINGS), ControllerProcess(SETTINGS)
-        await register(before, KNOWN)
-        known = await routes(before, 0)
-        moved = BrokerAddress(broker="broker-a", address="h:2", epoch=2, store_id="1f")
-        await register(after, moved)
-        # It would wait for a minute if both had counted to the same number.
-        found = await routes(after, known.version)
-        assert list(found.brokers) == [moved]
-
-    run(test)
+async def test_a_proxy_that_followed_the_last_controller_is_told_by_the_next_one_at_once() -> None:
+    before, after = ControllerProcess(SETTINGS), ControllerProcess(SETTINGS)
+    await register(before, KNOWN)
+    known = await routes(before, 0)
+    moved = BrokerAddress(broker="broker-a", address="h:2", epoch=2, store_id="1f")
+    await register(after, moved)
+    # It would wait for a minute if both had counted to the same number.
+    found = await routes(after, known.version)
+    assert list(found.brokers) == [moved]
 
 
-def test_a_proxy_that_knows_the_routes_waits_for_the_next_change() -> None:
-    async def test() -> None:
-        controller = ControllerProcess(SETTINGS)
-        known = await routes(controller, 0)
-        waiting = asyncio.create_task(routes(controller, known.version))
-        await register(controller, KNOWN)
-        assert list((await waiting).brokers) == [KNOWN]
-
-    run(test)
+async def test_a_proxy_that_knows_the_routes_waits_for_the_next_change() -> None:
+    controller = ControllerProcess(SETTINGS)
+    known = await routes(controller, 0)
+    waiting = asyncio.create_task(routes(controller, known.version))
+    await register(controller, KNOWN)
+    assert list((await waiting).brokers) == [KNOWN]
 
 
 @pytest.mark.parametrize("kind", [Kind.REGISTER, Kind.ROUTES])
-def test_bytes_that_are_no_request_are_a_bad_request(kind: Kind) -> None:
-    async def test() -> None:
-        with pytest.raises(PopmqError, match=f"no {kind.name}") as caught:
-            await call(ControllerProcess(SETTINGS).port, kind, b"\xff", LONG_MS)
-        assert caught.value.code is Code.BAD_REQUEST
-
-    run(test)
+async def test_bytes_that_are_no_request_are_a_bad_request(kind: Kind) -> None:
+    with pytest.raises(PopmqError, match=f"no {kind.name}") as caught:
+        await call(ControllerProcess(SETTINGS).port, kind, b"\xff", LONG_MS)
+    assert caught.value.code is Code.BAD_REQUEST
 
 
-def test_a_refused_broker_is_logged_once_however_often_it_tries(
+async def test_a_refused_broker_is_logged_once_however_often_it_tries(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     second = BrokerAddress(broker="broker-a", address="h:2", epoch=1, store_id="2e")
@@ -86,6 +71,6 @@ def test_a_refused_broker_is_logged_once_however_often_it_tries(
                 await register(controller, second)
 
     with caplog.at_level(logging.WARNING):
-        run(test)
+        await test()
     (logged,) = caplog.records
     assert "store '2e' at h:2" in logged.__dict__["reason"]

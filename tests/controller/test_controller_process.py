@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 from controller.controller_rig import GROUP, Broker
@@ -21,10 +19,6 @@ from popmq.controller.metadata_store import MetadataStoreUnavailable, WriteOutco
 from popmq.controller.process import ControllerProcess, ThreadedStore
 
 FIRST = GroupRecord("a", 1, ("a",), 1)
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
 
 
 class StuckStore:
@@ -50,52 +44,46 @@ class FailingStore:
         raise RuntimeError("a fault")
 
 
-def test_a_store_that_hangs_is_answered_for_in_time_and_only_once() -> None:
-    async def test() -> None:
-        stuck = StuckStore()
-        store = ThreadedStore(stuck, timeout_s=0.05)
-        reads: list[GroupRecord | MetadataStoreUnavailable | None] = []
-        swaps: list[WriteResult] = []
-        answered = asyncio.Event()
+async def test_a_store_that_hangs_is_answered_for_in_time_and_only_once() -> None:
+    stuck = StuckStore()
+    store = ThreadedStore(stuck, timeout_s=0.05)
+    reads: list[GroupRecord | MetadataStoreUnavailable | None] = []
+    swaps: list[WriteResult] = []
+    answered = asyncio.Event()
 
-        def swapped(result: WriteResult) -> None:
-            swaps.append(result)
-            answered.set()
+    def swapped(result: WriteResult) -> None:
+        swaps.append(result)
+        answered.set()
 
-        store.read("g", reads.append)
-        store.swap("g", 0, FIRST, swapped)
-        await answered.wait()
-        stuck.go.set()
-        done = asyncio.Event()
-        ThreadedStore(stuck).read("g", lambda found: done.set())
-        await done.wait()
-        assert [type(one) for one in reads] == [MetadataStoreUnavailable]
-        assert [one.outcome for one in swaps] == [WriteOutcome.UNKNOWN]
-        assert "did not answer within 0.05 s" in swaps[0].reason
-        store.stop()
-
-    run(test)
+    store.read("g", reads.append)
+    store.swap("g", 0, FIRST, swapped)
+    await answered.wait()
+    stuck.go.set()
+    done = asyncio.Event()
+    ThreadedStore(stuck).read("g", lambda found: done.set())
+    await done.wait()
+    assert [type(one) for one in reads] == [MetadataStoreUnavailable]
+    assert [one.outcome for one in swaps] == [WriteOutcome.UNKNOWN]
+    assert "did not answer within 0.05 s" in swaps[0].reason
+    store.stop()
 
 
-def test_a_fault_of_a_store_is_no_answer() -> None:
-    async def test() -> None:
-        store = ThreadedStore(FailingStore())
-        found: list[WriteResult] = []
-        answered = asyncio.Event()
+async def test_a_fault_of_a_store_is_no_answer() -> None:
+    store = ThreadedStore(FailingStore())
+    found: list[WriteResult] = []
+    answered = asyncio.Event()
 
-        def swapped(result: WriteResult) -> None:
-            found.append(result)
-            answered.set()
+    def swapped(result: WriteResult) -> None:
+        found.append(result)
+        answered.set()
 
-        store.swap("g", 0, FIRST, swapped)
-        await answered.wait()
-        assert (found[0].outcome, found[0].reason) == (
-            WriteOutcome.UNKNOWN,
-            "the metadata store failed: a fault",
-        )
-        store.stop()
-
-    run(test)
+    store.swap("g", 0, FIRST, swapped)
+    await answered.wait()
+    assert (found[0].outcome, found[0].reason) == (
+        WriteOutcome.UNKNOWN,
+        "the metadata store failed: a fault",
+    )
+    store.stop()
 
 
 def settings(folder: Path) -> Settings:
@@ -111,91 +99,83 @@ async def beat(port: FramePort, broker: Broker) -> pb.GroupState:
     return broker.told
 
 
-def test_over_frames_and_files_two_controllers_make_one_master_and_then_the_next(
+async def test_over_frames_and_files_two_controllers_make_one_master_and_then_the_next(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        controllers = [ControllerProcess(settings(tmp_path)) for _ in range(2)]
-        ports = []
-        for controller in controllers:
-            controller.start()
-            hello = Hello(role=ProcessRole.BROKER, name="b", cluster="popmq")
-            port = FramePort(await controller.listen(), hello)
-            port.start()
-            ports.append(port)
-        brokers = [Broker(f"node-{letter}", replicas=2, min_in_sync=1) for letter in "ab"]
-        # Nobody listens at their addresses, and nobody has to: the hint only speeds it up.
-        while brokers[0].role != pb.MASTER or brokers[1].role != pb.SLAVE:
-            for port in ports:
-                for broker in brokers:
-                    await beat(port, broker)
-            await asyncio.sleep(0.02)
-        while brokers[1].role != pb.MASTER:
-            for port in ports:
-                await beat(port, brokers[1])
-            await asyncio.sleep(0.02)
-        assert FileStore(str(tmp_path)).read(GROUP) == GroupRecord(
-            "store-node-b", 2, ("store-node-b",), 2
-        )
+    controllers = [ControllerProcess(settings(tmp_path)) for _ in range(2)]
+    ports = []
+    for controller in controllers:
+        controller.start()
+        hello = Hello(role=ProcessRole.BROKER, name="b", cluster="popmq")
+        port = FramePort(await controller.listen(), hello)
+        port.start()
+        ports.append(port)
+    brokers = [Broker(f"node-{letter}", replicas=2, min_in_sync=1) for letter in "ab"]
+    # Nobody listens at their addresses, and nobody has to: the hint only speeds it up.
+    while brokers[0].role != pb.MASTER or brokers[1].role != pb.SLAVE:
         for port in ports:
-            await port.close()
-        for controller in controllers:
-            await controller.stop()
+            for broker in brokers:
+                await beat(port, broker)
+        await asyncio.sleep(0.02)
+    while brokers[1].role != pb.MASTER:
+        for port in ports:
+            await beat(port, brokers[1])
+        await asyncio.sleep(0.02)
+    assert FileStore(str(tmp_path)).read(GROUP) == GroupRecord(
+        "store-node-b", 2, ("store-node-b",), 2
+    )
+    for port in ports:
+        await port.close()
+    for controller in controllers:
+        await controller.stop()
 
-    run(test)
 
-
-def test_a_watching_broker_whose_process_is_gone_is_replaced_without_waiting(
+async def test_a_watching_broker_whose_process_is_gone_is_replaced_without_waiting(
     tmp_path: Path,
 ) -> None:
     """With an hour of patience only the closed connection can tell."""
 
-    async def test() -> None:
-        hour = ControllerSettings(
-            listen="127.0.0.1:0",
-            store="file",
-            data=str(tmp_path),
-            heartbeat_ms=50,
-            dead_after_ms=600_000,
-        )
-        FileStore(str(tmp_path)).swap(
-            GROUP,
-            0,
-            GroupRecord("store-node-a", 1, ("store-node-a", "store-node-b"), 1),
-        )
-        controller = ControllerProcess(Settings(controller=hour))
-        controller.start()
-        where = await controller.listen()
-        hello = Hello(role=ProcessRole.BROKER, name="b", cluster="popmq")
-        node_a, node_b = (FramePort(where, hello) for _ in range(2))
-        node_a.start()
-        node_b.start()
-        brokers = [
-            Broker(f"node-{letter}", replicas=2, min_in_sync=1, epoch=1, address="127.0.0.1:1")
-            for letter in "ab"
-        ]
-        brokers[0].role, brokers[1].role = pb.MASTER, pb.SLAVE
-        await beat(node_a, brokers[0])
-        state = await beat(node_b, brokers[1])
-        watch = pb.WatchGroupRequest(
-            cluster="popmq", group=GROUP, known_view=state.view, wait_ms=60_000
-        )
-        news = asyncio.create_task(
-            call(node_b, Kind.WATCH_GROUP, watch.SerializeToString(), 60_000)
-        )
-        watch.store_id = "store-node-a"
-        node_a.request(Kind.WATCH_GROUP, watch.SerializeToString(), 60_000, lambda answer: None)
-        await beat(node_a, brokers[0])  # answered behind the watch
-        await node_a.close()
-        found = pb.WatchGroupReply.FromString(await news).state
-        assert [(one.broker.node, one.alive) for one in found.members] == [
-            ("node-a", False),
-            ("node-b", True),
-        ]
-        await node_b.close()
-        await controller.stop()
-
-    run(test)
+    hour = ControllerSettings(
+        listen="127.0.0.1:0",
+        store="file",
+        data=str(tmp_path),
+        heartbeat_ms=50,
+        dead_after_ms=600_000,
+    )
+    FileStore(str(tmp_path)).swap(
+        GROUP,
+        0,
+        GroupRecord("store-node-a", 1, ("store-node-a", "store-node-b"), 1),
+    )
+    controller = ControllerProcess(Settings(controller=hour))
+    controller.start()
+    where = await controller.listen()
+    hello = Hello(role=ProcessRole.BROKER, name="b", cluster="popmq")
+    node_a, node_b = (FramePort(where, hello) for _ in range(2))
+    node_a.start()
+    node_b.start()
+    brokers = [
+        Broker(f"node-{letter}", replicas=2, min_in_sync=1, epoch=1, address="127.0.0.1:1")
+        for letter in "ab"
+    ]
+    brokers[0].role, brokers[1].role = pb.MASTER, pb.SLAVE
+    await beat(node_a, brokers[0])
+    state = await beat(node_b, brokers[1])
+    watch = pb.WatchGroupRequest(
+        cluster="popmq", group=GROUP, known_view=state.view, wait_ms=60_000
+    )
+    news = asyncio.create_task(call(node_b, Kind.WATCH_GROUP, watch.SerializeToString(), 60_000))
+    watch.store_id = "store-node-a"
+    node_a.request(Kind.WATCH_GROUP, watch.SerializeToString(), 60_000, lambda answer: None)
+    await beat(node_a, brokers[0])  # answered behind the watch
+    await node_a.close()
+    found = pb.WatchGroupReply.FromString(await news).state
+    assert [(one.broker.node, one.alive) for one in found.members] == [
+        ("node-a", False),
+        ("node-b", True),
+    ]
+    await node_b.close()
+    await controller.stop()
 
 
 def test_a_kubernetes_store_is_refused_where_there_is_no_kubernetes(

@@ -1,7 +1,7 @@
 """The proxy's handlers over real brokers in this process, and calls whose end can be awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +119,3 @@ async def house(folder: Path, *names: str, away: tuple[str, ...] = ()) -> AsyncI
             await broker.start()
             ports[name] = broker.port
         yield House(ports)
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))

@@ -100,169 +100,136 @@ class Followed:
         return self.ways[-1]
 
 
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
+async def test_routes_open_a_way_to_each_broker() -> None:
+    followed = Followed()
+    with pytest.raises(Unavailable):
+        followed.brokers.port("a")
+    assert await followed.controller.answer(3, b="h:2", a="h:1") == 0
+    assert followed.brokers.names() == ("a", "b")
+    assert [(one.name, one.address) for one in followed.ways] == [("b", "h:2"), ("a", "h:1")]
+    assert followed.way("a") is followed.ways[1]
+    request, _ = await followed.controller.asked.get()
+    assert request.known_version == 3
+    await followed.brokers.stop()
+    assert all(one.closed for one in followed.ways)
+    assert followed.controller.cancelled == [7]
 
 
-def test_routes_open_a_way_to_each_broker() -> None:
-    async def test() -> None:
-        followed = Followed()
-        with pytest.raises(Unavailable):
-            followed.brokers.port("a")
-        assert await followed.controller.answer(3, b="h:2", a="h:1") == 0
-        assert followed.brokers.names() == ("a", "b")
-        assert [(one.name, one.address) for one in followed.ways] == [("b", "h:2"), ("a", "h:1")]
-        assert followed.way("a") is followed.ways[1]
-        request, _ = await followed.controller.asked.get()
-        assert request.known_version == 3
-        await followed.brokers.stop()
-        assert all(one.closed for one in followed.ways)
-        assert followed.controller.cancelled == [7]
-
-    run(test)
+async def test_a_broker_that_moved_gets_a_new_way_and_the_others_keep_theirs() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1", b="h:2")
+    await followed.controller.answer(2, a="h:9", b="h:2")
+    assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
+    assert followed.way("a") is followed.ways[2]
+    assert followed.way("b") is followed.ways[1]
+    await followed.brokers.stop()
+    assert followed.ways[0].closed
 
 
-def test_a_broker_that_moved_gets_a_new_way_and_the_others_keep_theirs() -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1", b="h:2")
-        await followed.controller.answer(2, a="h:9", b="h:2")
-        assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
-        assert followed.way("a") is followed.ways[2]
-        assert followed.way("b") is followed.ways[1]
-        await followed.brokers.stop()
-        assert followed.ways[0].closed
-
-    run(test)
+async def test_the_last_routes_stay_while_the_controller_is_away() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1")
+    _, on_reply = await followed.controller.asked.get()
+    on_reply(Unavailable("the controller is away"))
+    assert followed.brokers.names() == ("a",)
+    # It asks again by itself.
+    assert await followed.controller.answer(2, a="h:1", b="h:2") == 1
+    assert followed.brokers.names() == ("a", "b")
+    await followed.brokers.stop()
 
 
-def test_the_last_routes_stay_while_the_controller_is_away() -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1")
-        _, on_reply = await followed.controller.asked.get()
-        on_reply(Unavailable("the controller is away"))
-        assert followed.brokers.names() == ("a",)
-        # It asks again by itself.
-        assert await followed.controller.answer(2, a="h:1", b="h:2") == 1
-        assert followed.brokers.names() == ("a", "b")
-        await followed.brokers.stop()
-
-    run(test)
+async def test_a_broker_that_is_not_listed_any_more_keeps_its_way_for_a_while() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1", b="h:2")
+    await followed.controller.answer(2, b="h:2")
+    assert followed.brokers.names() == ("a", "b")
+    followed.clock.ms += KEEP_ABSENT_MS + 1
+    await followed.controller.answer(3, b="h:2")
+    assert followed.brokers.names() == ("b",)
+    with pytest.raises(Unavailable):
+        followed.brokers.port("a")
+    await followed.brokers.stop()
 
 
-def test_a_broker_that_is_not_listed_any_more_keeps_its_way_for_a_while() -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1", b="h:2")
-        await followed.controller.answer(2, b="h:2")
-        assert followed.brokers.names() == ("a", "b")
-        followed.clock.ms += KEEP_ABSENT_MS + 1
-        await followed.controller.answer(3, b="h:2")
-        assert followed.brokers.names() == ("b",)
-        with pytest.raises(Unavailable):
-            followed.brokers.port("a")
-        await followed.brokers.stop()
-
-    run(test)
+async def test_routes_that_cannot_be_read_change_nothing() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1")
+    _, on_reply = await followed.controller.asked.get()
+    on_reply(b"\xff")
+    assert followed.brokers.names() == ("a",)
+    await followed.controller.answer(1, a="h:1")
+    await followed.brokers.stop()
 
 
-def test_routes_that_cannot_be_read_change_nothing() -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1")
-        _, on_reply = await followed.controller.asked.get()
-        on_reply(b"\xff")
-        assert followed.brokers.names() == ("a",)
-        await followed.controller.answer(1, a="h:1")
-        await followed.brokers.stop()
-
-    run(test)
-
-
-def test_a_broker_with_an_impossible_address_hides_no_other(
+async def test_a_broker_with_an_impossible_address_hides_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1")
-        await followed.controller.answer(2, 0, **{"0": "nonsense", "a": "nonsense", "b": "h:2"})
-        assert followed.brokers.names() == ("a", "b")
-        assert followed.way("a") is followed.ways[0]
-        # It goes on with the routes that it got, and does not ask for them in a loop.
-        assert await followed.controller.answer(3, a="h:9", b="h:2") == 2
-        assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
-        await followed.brokers.stop()
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1")
+    await followed.controller.answer(2, 0, **{"0": "nonsense", "a": "nonsense", "b": "h:2"})
+    assert followed.brokers.names() == ("a", "b")
+    assert followed.way("a") is followed.ways[0]
+    # It goes on with the routes that it got, and does not ask for them in a loop.
+    assert await followed.controller.answer(3, a="h:9", b="h:2") == 2
+    assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
+    await followed.brokers.stop()
 
-    run(test)
     assert "address 'nonsense' is neither" in str([one.__dict__ for one in caplog.records])
 
 
-def test_of_two_controllers_the_one_that_knows_the_later_epoch_is_followed() -> None:
-    async def test() -> None:
-        followed = Followed(controllers=2)
-        first, second = followed.controllers
-        await first.answer(1, a="h:1", epoch=4)
-        await second.answer(9, a="h:2", epoch=5)
-        assert followed.way("a") is followed.ways[1]
-        await first.answer(2, a="h:1", epoch=4)  # it has not read the new record yet
-        assert followed.way("a") is followed.ways[1]
-        await first.answer(3, a="h:3", epoch=6)
-        assert followed.way("a") is followed.ways[2]
-        await followed.brokers.stop()
-        assert all(way.closed for way in followed.ways)
-
-    run(test)
+async def test_of_two_controllers_the_one_that_knows_the_later_epoch_is_followed() -> None:
+    followed = Followed(controllers=2)
+    first, second = followed.controllers
+    await first.answer(1, a="h:1", epoch=4)
+    await second.answer(9, a="h:2", epoch=5)
+    assert followed.way("a") is followed.ways[1]
+    await first.answer(2, a="h:1", epoch=4)  # it has not read the new record yet
+    assert followed.way("a") is followed.ways[1]
+    await first.answer(3, a="h:3", epoch=6)
+    assert followed.way("a") is followed.ways[2]
+    await followed.brokers.stop()
+    assert all(way.closed for way in followed.ways)
 
 
-def test_a_replaced_master_is_not_followed_while_the_controller_that_knows_better_is_new() -> None:
+async def test_a_replaced_master_is_not_followed_while_the_controller_that_knows_is_new() -> None:
     """A controller that starts again lists a broker group when its master has registered."""
 
-    async def test() -> None:
-        followed = Followed(controllers=2)
-        old, better = followed.controllers
-        await better.answer(9, a="h:2", epoch=5)
-        await better.answer(1)
-        await old.answer(1, a="h:1", epoch=4)
-        await old.answer(2, a="h:1", epoch=4)
-        assert followed.way("a") is followed.ways[0]
-        followed.clock.ms += NEWER_MASTER_MS
-        await old.answer(3, a="h:1", epoch=4)
-        await old.answer(4, a="h:1", epoch=4)
-        assert followed.way("a") is followed.ways[1]
-        await followed.brokers.stop()
-
-    run(test)
+    followed = Followed(controllers=2)
+    old, better = followed.controllers
+    await better.answer(9, a="h:2", epoch=5)
+    await better.answer(1)
+    await old.answer(1, a="h:1", epoch=4)
+    await old.answer(2, a="h:1", epoch=4)
+    assert followed.way("a") is followed.ways[0]
+    followed.clock.ms += NEWER_MASTER_MS
+    await old.answer(3, a="h:1", epoch=4)
+    await old.answer(4, a="h:1", epoch=4)
+    assert followed.way("a") is followed.ways[1]
+    await followed.brokers.stop()
 
 
-def test_while_one_controller_is_away_or_new_the_other_is_enough() -> None:
-    async def test() -> None:
-        followed = Followed(controllers=2)
-        first, second = followed.controllers
-        await first.answer(1, a="h:1", epoch=4)
-        _, on_reply = await second.asked.get()
-        on_reply(Unavailable("the controller is away"))
-        assert followed.brokers.names() == ("a",)
-        await second.answer(1)  # it has heard nobody yet
-        followed.clock.ms += 2 * KEEP_ABSENT_MS
-        await first.answer(2, a="h:1", b="h:2", epoch=4)
-        await second.answer(1)
-        assert followed.brokers.names() == ("a", "b")
-        await followed.brokers.stop()
-
-    run(test)
+async def test_while_one_controller_is_away_or_new_the_other_is_enough() -> None:
+    followed = Followed(controllers=2)
+    first, second = followed.controllers
+    await first.answer(1, a="h:1", epoch=4)
+    _, on_reply = await second.asked.get()
+    on_reply(Unavailable("the controller is away"))
+    assert followed.brokers.names() == ("a",)
+    await second.answer(1)  # it has heard nobody yet
+    followed.clock.ms += 2 * KEEP_ABSENT_MS
+    await first.answer(2, a="h:1", b="h:2", epoch=4)
+    await second.answer(1)
+    assert followed.brokers.names() == ("a", "b")
+    await followed.brokers.stop()
 
 
-def test_a_request_that_waits_at_a_replaced_master_goes_to_the_next_one() -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1")
-        followed.brokers.port("a").request(Kind.PUT, b"", 5_000, lambda answer: None)
-        await followed.controller.answer(2, a="h:2")
-        assert followed.ways[1].asked == [Kind.PUT]
-        await followed.brokers.stop()
-
-    run(test)
+async def test_a_request_that_waits_at_a_replaced_master_goes_to_the_next_one() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1")
+    followed.brokers.port("a").request(Kind.PUT, b"", 5_000, lambda answer: None)
+    await followed.controller.answer(2, a="h:2")
+    assert followed.ways[1].asked == [Kind.PUT]
+    await followed.brokers.stop()
 
 
 def handle(broker: str) -> bytes:
@@ -289,41 +256,33 @@ def test_a_handle_of_a_broker_group_that_cannot_exist_is_given_up(name: str) -> 
         broker_of_handle(StaticBrokers({"a": Way("a", "h:1")}), handle(name))
 
 
-def test_a_request_to_an_absent_group_of_a_topic_waits_for_its_route() -> None:
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1")
-        answers: list[Any] = []
-        port = followed.brokers.awaited_port("b")
-        port.request(Kind.PUT, b"", 5_000, answers.append)
-        assert followed.brokers.names() == ("a",)
-        assert not followed.brokers.has_master("b")
-        await followed.controller.answer(2, a="h:1", b="h:2")
-        assert followed.brokers.names() == ("a", "b")
-        assert followed.ways[1].asked == [Kind.PUT]
-        assert followed.brokers.awaited_port("b") is port
-        assert answers == []
-        await followed.brokers.stop()
-
-    run(test)
+async def test_a_request_to_an_absent_group_of_a_topic_waits_for_its_route() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1")
+    answers: list[Any] = []
+    port = followed.brokers.awaited_port("b")
+    port.request(Kind.PUT, b"", 5_000, answers.append)
+    assert followed.brokers.names() == ("a",)
+    assert not followed.brokers.has_master("b")
+    await followed.controller.answer(2, a="h:1", b="h:2")
+    assert followed.brokers.names() == ("a", "b")
+    assert followed.ways[1].asked == [Kind.PUT]
+    assert followed.brokers.awaited_port("b") is port
+    assert answers == []
+    await followed.brokers.stop()
 
 
-def test_an_absent_group_of_a_topic_is_forgotten_after_a_minute_and_its_requests_are_refused() -> (
-    None
-):
-    async def test() -> None:
-        followed = Followed()
-        await followed.controller.answer(1, a="h:1")
-        answers: list[Any] = []
-        followed.brokers.awaited_port("b").request(Kind.PUT, b"", 90_000, answers.append)
-        followed.clock.ms += KEEP_ABSENT_MS + 1
-        await followed.controller.answer(2, a="h:1")
-        assert [one.code for one in answers] == [Code.HA_NOT_AVAILABLE]
-        with pytest.raises(Unavailable):
-            followed.brokers.port("b")
-        await followed.brokers.stop()
-
-    run(test)
+async def test_an_absent_group_of_a_topic_is_forgotten_after_a_minute_and_refused() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1")
+    answers: list[Any] = []
+    followed.brokers.awaited_port("b").request(Kind.PUT, b"", 90_000, answers.append)
+    followed.clock.ms += KEEP_ABSENT_MS + 1
+    await followed.controller.answer(2, a="h:1")
+    assert [one.code for one in answers] == [Code.HA_NOT_AVAILABLE]
+    with pytest.raises(Unavailable):
+        followed.brokers.port("b")
+    await followed.brokers.stop()
 
 
 BROKERS = ["broker-a", "broker-b", "broker-c"]
@@ -351,18 +310,15 @@ def test_a_new_broker_takes_only_its_own_share() -> None:
     assert 0.2 < len(moved) / len(KEYS) < 0.3
 
 
-def test_a_broker_group_whose_epoch_rises_is_told_of_and_no_other() -> None:
-    async def test() -> None:
-        controller, clock = Controller(), Clock()
-        brokers = RoutedBrokers([controller], Way, clock)
-        told: list[str] = []
-        brokers.on_new_master = told.append
-        brokers.start()
-        for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 1)):
-            brokers.changed.clear()
-            await controller.answer(version, epoch, a="a:1")
-            await brokers.changed.wait()
-        assert told == ["a"]
-        await brokers.stop()
-
-    asyncio.run(asyncio.wait_for(test(), 10))
+async def test_a_broker_group_whose_epoch_rises_is_told_of_and_no_other() -> None:
+    controller, clock = Controller(), Clock()
+    brokers = RoutedBrokers([controller], Way, clock)
+    told: list[str] = []
+    brokers.on_new_master = told.append
+    brokers.start()
+    for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 1)):
+        brokers.changed.clear()
+        await controller.answer(version, epoch, a="a:1")
+        await brokers.changed.wait()
+    assert told == ["a"]
+    await brokers.stop()

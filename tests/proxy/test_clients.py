@@ -39,23 +39,20 @@ def deaf(ports: Mapping[str, Port]) -> ClientReporter:
     )
 
 
-def test_every_broker_learns_once_a_second_whom_the_proxy_heard() -> None:
-    async def run() -> None:
-        cores = [CoreBroker(), CoreBroker()]
-        for core in cores:
-            core.advance(31_000)  # the grace of the start is over
-        assert not any(alive(core, "client-1") for core in cores)
-        heard = asyncio.Event()
-        last = _Telling(cores[1].server, heard)
-        clients = deaf({"a": cores[0].server, "b": last})
-        clients.start()
-        clients.mark_seen("client-1")
-        await asyncio.wait_for(heard.wait(), 5)
-        assert all(alive(core, "client-1") for core in cores)
-        assert not alive(cores[0], "client-2")
-        clients.stop()
-
-    asyncio.run(run())
+async def test_every_broker_learns_once_a_second_whom_the_proxy_heard() -> None:
+    cores = [CoreBroker(), CoreBroker()]
+    for core in cores:
+        core.advance(31_000)  # the grace of the start is over
+    assert not any(alive(core, "client-1") for core in cores)
+    heard = asyncio.Event()
+    last = _Telling(cores[1].server, heard)
+    clients = deaf({"a": cores[0].server, "b": last})
+    clients.start()
+    clients.mark_seen("client-1")
+    await asyncio.wait_for(heard.wait(), 5)
+    assert all(alive(core, "client-1") for core in cores)
+    assert not alive(cores[0], "client-2")
+    clients.stop()
 
 
 def test_a_good_bye_reaches_the_broker_at_once_and_hands_back_what_was_held() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from proxy.houses import AwaitedCall, House, house, run
+from proxy.houses import AwaitedCall, House, house
 
 from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.errors import Code
@@ -85,80 +85,71 @@ def named(messages: list[pb.Message]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("brokers", ["a", "ab"])
-def test_messages_come_from_the_lite_topics_that_were_subscribed_to(
+async def test_messages_come_from_the_lite_topics_that_were_subscribed_to(
     tmp_path: Path, brokers: str
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, *brokers) as at:
-            for broker in brokers:
-                await at.create_at(broker, over(brokers))
-            names = [f"l{number}" for number in range(12)]
-            for name in names:
-                assert (await send(at, name, f"m-{name}")).code == Code.OK
-            assert (await sync(at, *names[:8])).code == Code.OK
-            got: dict[str, str] = {}
-            for _ in range(len(brokers)):
-                messages = await receive(at, 1)
-                assert {one.system_properties.message_type for one in messages} == {pb.LITE}
-                assert await ack(at, *messages) == Code.OK
-                got |= named(messages)
-            assert got == {f"m-{name}": name for name in names[:8]}
-            assert (await sync(at, names[0], action=REMOVE)).code == Code.OK
-            await send(at, names[0], "late")
-            assert await receive(at) == []
-
-    run(test)
+    async with house(tmp_path, *brokers) as at:
+        for broker in brokers:
+            await at.create_at(broker, over(brokers))
+        names = [f"l{number}" for number in range(12)]
+        for name in names:
+            assert (await send(at, name, f"m-{name}")).code == Code.OK
+        assert (await sync(at, *names[:8])).code == Code.OK
+        got: dict[str, str] = {}
+        for _ in range(len(brokers)):
+            messages = await receive(at, 1)
+            assert {one.system_properties.message_type for one in messages} == {pb.LITE}
+            assert await ack(at, *messages) == Code.OK
+            got |= named(messages)
+        assert got == {f"m-{name}": name for name in names[:8]}
+        assert (await sync(at, names[0], action=REMOVE)).code == Code.OK
+        await send(at, names[0], "late")
+        assert await receive(at) == []
 
 
 @pytest.mark.parametrize("brokers", ["a", "ab"])
-def test_a_receive_that_waits_is_answered_when_a_message_comes(
+async def test_a_receive_that_waits_is_answered_when_a_message_comes(
     tmp_path: Path, brokers: str
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, *brokers) as at:
-            for broker in brokers:
-                await at.create_at(broker, over(brokers))
-            names = [f"l{number}" for number in range(6)]
-            await sync(at, *names)
-            for name in names:
-                waiting = asyncio.ensure_future(receive(at, 20))
-                await asyncio.sleep(0)
-                await send(at, "other", f"other-{name}")
-                await send(at, name, f"m-{name}")
-                got = await asyncio.wait_for(waiting, 5)
-                assert named(got) == {f"m-{name}": name}
-                await ack(at, *got)
-
-    run(test)
+    async with house(tmp_path, *brokers) as at:
+        for broker in brokers:
+            await at.create_at(broker, over(brokers))
+        names = [f"l{number}" for number in range(6)]
+        await sync(at, *names)
+        for name in names:
+            waiting = asyncio.ensure_future(receive(at, 20))
+            await asyncio.sleep(0)
+            await send(at, "other", f"other-{name}")
+            await send(at, name, f"m-{name}")
+            got = await asyncio.wait_for(waiting, 5)
+            assert named(got) == {f"m-{name}": name}
+            await ack(at, *got)
 
 
-def test_a_name_a_type_and_a_combination_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            assert (await at.change_topic("CreateTopic", CHATS))[0] == Code.OK
-            plain = admin_pb2.Topic(name="plain", queues=2)
-            assert (await at.change_topic("CreateTopic", plain))[0] == Code.OK
-            for name in ("", " ", "x" * 65, "a b"):
-                assert (await send(at, name, "m")).code == Code.ILLEGAL_LITE_TOPIC
-            for name in ("", "x" * 65):
-                assert (await sync(at, name)).code == Code.ILLEGAL_LITE_TOPIC
-            conflict = Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-            refused = await send(at, "l", "m", message_group="g")
-            assert (refused.code, "a message group" in refused.message) == (conflict, True)
-            refused = await send(at, "l", "m", priority=3)
-            assert (refused.code, "a priority" in refused.message) == (conflict, True)
-            refused = await send(at, "l", "m", delivery_timestamp=Timestamp(seconds=1 << 32))
-            assert (refused.code, "a delivery time" in refused.message) == (conflict, True)
-            many = admin_pb2.Topic(name="many", type="lite", queues=8)
-            code, text = await at.change_topic("CreateTopic", many)
-            assert (code, "it takes 1 to 1" in text) == (Code.BAD_REQUEST, True)
-            brief = admin_pb2.Topic(name="brief", type="lite", lite_ttl_ms=10)
-            assert (await at.change_topic("CreateTopic", brief))[0] == Code.BAD_REQUEST
-
-    run(test)
+async def test_a_name_a_type_and_a_combination_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        assert (await at.change_topic("CreateTopic", CHATS))[0] == Code.OK
+        plain = admin_pb2.Topic(name="plain", queues=2)
+        assert (await at.change_topic("CreateTopic", plain))[0] == Code.OK
+        for name in ("", " ", "x" * 65, "a b"):
+            assert (await send(at, name, "m")).code == Code.ILLEGAL_LITE_TOPIC
+        for name in ("", "x" * 65):
+            assert (await sync(at, name)).code == Code.ILLEGAL_LITE_TOPIC
+        conflict = Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+        refused = await send(at, "l", "m", message_group="g")
+        assert (refused.code, "a message group" in refused.message) == (conflict, True)
+        refused = await send(at, "l", "m", priority=3)
+        assert (refused.code, "a priority" in refused.message) == (conflict, True)
+        refused = await send(at, "l", "m", delivery_timestamp=Timestamp(seconds=1 << 32))
+        assert (refused.code, "a delivery time" in refused.message) == (conflict, True)
+        many = admin_pb2.Topic(name="many", type="lite", queues=8)
+        code, text = await at.change_topic("CreateTopic", many)
+        assert (code, "it takes 1 to 1" in text) == (Code.BAD_REQUEST, True)
+        brief = admin_pb2.Topic(name="brief", type="lite", lite_ttl_ms=10)
+        assert (await at.change_topic("CreateTopic", brief))[0] == Code.BAD_REQUEST
 
 
-def test_a_name_that_the_python_client_spells_is_read_as_a_word(tmp_path: Path) -> None:
+async def test_a_name_that_the_python_client_spells_is_read_as_a_word(tmp_path: Path) -> None:
     async def test() -> None:
         async with house(tmp_path, "a") as at:
             await at.change_topic("CreateTopic", CHATS)
@@ -173,12 +164,12 @@ def test_a_name_that_the_python_client_spells_is_read_as_a_word(tmp_path: Path) 
 
     plain = AwaitedCall.metadata
     try:
-        run(test)
+        await test()
     finally:
         AwaitedCall.metadata = plain
 
 
-def test_lite_topics_of_two_namespaces_have_the_same_names_and_not_the_same_messages(
+async def test_lite_topics_of_two_namespaces_have_the_same_names_and_not_the_same_messages(
     tmp_path: Path,
 ) -> None:
     async def test() -> None:
@@ -196,39 +187,33 @@ def test_lite_topics_of_two_namespaces_have_the_same_names_and_not_the_same_mess
 
     plain = AwaitedCall.metadata
     try:
-        run(test)
+        await test()
     finally:
         AwaitedCall.metadata = plain
 
 
-def test_a_subscription_may_begin_at_the_newest(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await at.change_topic("CreateTopic", CHATS)
-            await send(at, "l", "old")
-            assert (await sync(at, "l", policy=pb.OffsetOption.Policy.MAX)).code == Code.OK
-            await send(at, "l", "new")
-            assert named(await receive(at)) == {"new": "l"}
-
-    run(test)
+async def test_a_subscription_may_begin_at_the_newest(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await at.change_topic("CreateTopic", CHATS)
+        await send(at, "l", "old")
+        assert (await sync(at, "l", policy=pb.OffsetOption.Policy.MAX)).code == Code.OK
+        await send(at, "l", "new")
+        assert named(await receive(at)) == {"new": "l"}
 
 
-def test_a_subscription_may_begin_at_a_time(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await at.change_topic("CreateTopic", CHATS)
-            await send(at, "l", "old")
-            between_ms = time.time_ns() // 1_000_000 + 1
-            await asyncio.sleep(0.002)  # real time, which brokers of this house measure
-            await send(at, "l", "new")
-            assert (await sync(at, "l", timestamp=between_ms)).code == Code.OK
-            assert named(await receive(at)) == {"new": "l"}
-
-    run(test)
+async def test_a_subscription_may_begin_at_a_time(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await at.change_topic("CreateTopic", CHATS)
+        await send(at, "l", "old")
+        between_ms = time.time_ns() // 1_000_000 + 1
+        await asyncio.sleep(0.002)  # real time, which brokers of this house measure
+        await send(at, "l", "new")
+        assert (await sync(at, "l", timestamp=between_ms)).code == Code.OK
+        assert named(await receive(at)) == {"new": "l"}
 
 
 @pytest.mark.parametrize("namespace", ["", "eu"])
-def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
+async def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
     tmp_path: Path, namespace: str
 ) -> None:
     async def test() -> None:
@@ -256,7 +241,7 @@ def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
     try:
         if namespace:
             AwaitedCall.metadata = {**plain, "x-mq-namespace": namespace}
-        run(test)
+        await test()
     finally:
         AwaitedCall.metadata = plain
 
@@ -288,21 +273,20 @@ class Stream(AwaitedCall):
         ]
 
 
-def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await at.change_topic("CreateTopic", CHATS)
-            for name in ("l1", "l2"):
-                await send(at, name, name)
-            asked = admin_pb2.DescribeTopicRequest(name="chats")
-            told = await at.ask("DescribeTopic", asked, admin_pb2.TopicReply)
-            assert (told.topic.lite_topics, told.topic.queues) == (2, 1)
-            route = service.QueryRouteRequest(topic=TOPIC)
-            reply = await at.ask("QueryRoute", route, service.QueryRouteResponse)
-            (queue,) = reply.message_queues
-            assert list(queue.accept_message_types) == [pb.LITE]
-
-    run(test)
+async def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        await at.change_topic("CreateTopic", CHATS)
+        for name in ("l1", "l2"):
+            await send(at, name, name)
+        asked = admin_pb2.DescribeTopicRequest(name="chats")
+        told = await at.ask("DescribeTopic", asked, admin_pb2.TopicReply)
+        assert (told.topic.lite_topics, told.topic.queues) == (2, 1)
+        route = service.QueryRouteRequest(topic=TOPIC)
+        reply = await at.ask("QueryRoute", route, service.QueryRouteResponse)
+        (queue,) = reply.message_queues
+        assert list(queue.accept_message_types) == [pb.LITE]
 
 
 def test_settings_of_lite_clients_keep_each_lite_topic_in_its_line() -> None:
@@ -338,39 +322,34 @@ class Restarted:
         self._broker.port.cancel(request_id)
 
 
-def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: Path) -> None:
-    async def test() -> None:
-        broker = Restarted(tmp_path)
-        await broker.start()
-        at = House({"a": broker})
-        newest = admin_pb2.CreateGroupRequest(
-            group=admin_pb2.Group(name="workers", start_at="newest")
-        )
-        await at.change_topic("CreateTopic", CHATS)
-        await at.ask("CreateGroup", newest, admin_pb2.GroupReply)
-        await sync(at, "one", "two")
-        await sync(at, "two", action=REMOVE)
-        await broker.stop()
-        await broker.start()
-        for name in ("one", "two"):
-            await send(at, name, f"m-{name}")
-        assert await receive(at) == []
-        at.proxy.lites.resend_to("a")
-        assert named(await receive(at, 5)) == {"m-one": "one"}
-        await sync(at, "two")
-        at.proxy.lites.ended("me@1", ["one"])
-        broker.asked.clear()
-        at.proxy.lites.resend_to("a")
-        assert broker.asked == [Kind.SYNC_LITE]
-        at.proxy.lites.ended("me@1", ["two"])
-        broker.asked.clear()
-        at.proxy.lites.resend_to("a")
-        assert broker.asked == []
-        await sync(at, "two")
-        at.proxy.lites.on_client_closed("me@1")
-        broker.asked.clear()
-        at.proxy.lites.resend_to("a")
-        assert broker.asked == []
-        await broker.stop()
-
-    run(test)
+async def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: Path) -> None:
+    broker = Restarted(tmp_path)
+    await broker.start()
+    at = House({"a": broker})
+    newest = admin_pb2.CreateGroupRequest(group=admin_pb2.Group(name="workers", start_at="newest"))
+    await at.change_topic("CreateTopic", CHATS)
+    await at.ask("CreateGroup", newest, admin_pb2.GroupReply)
+    await sync(at, "one", "two")
+    await sync(at, "two", action=REMOVE)
+    await broker.stop()
+    await broker.start()
+    for name in ("one", "two"):
+        await send(at, name, f"m-{name}")
+    assert await receive(at) == []
+    at.proxy.lites.resend_to("a")
+    assert named(await receive(at, 5)) == {"m-one": "one"}
+    await sync(at, "two")
+    at.proxy.lites.ended("me@1", ["one"])
+    broker.asked.clear()
+    at.proxy.lites.resend_to("a")
+    assert broker.asked == [Kind.SYNC_LITE]
+    at.proxy.lites.ended("me@1", ["two"])
+    broker.asked.clear()
+    at.proxy.lites.resend_to("a")
+    assert broker.asked == []
+    await sync(at, "two")
+    at.proxy.lites.on_client_closed("me@1")
+    broker.asked.clear()
+    at.proxy.lites.resend_to("a")
+    assert broker.asked == []
+    await broker.stop()

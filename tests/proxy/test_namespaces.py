@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from proxy.houses import AwaitedCall, House, house, run
+from proxy.houses import AwaitedCall, House, house
 
 from popmq.common.errors import Code, PopmqError
 from popmq.common.namespaces import check_namespace, without_namespace, wrap_namespace
@@ -162,185 +162,160 @@ def bodies(messages: list[pb.Message]) -> list[bytes]:
     return sorted(message.body for message in messages)
 
 
-def test_two_namespaces_with_the_same_names_do_not_see_each_others_messages(
+async def test_two_namespaces_with_the_same_names_do_not_see_each_others_messages(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            tenants = {name: Tenant(at, name) for name in ("eu", "us", "")}
-            for name, tenant in tenants.items():
-                for number in range(5):
-                    entry = await tenant.send(f"{name}-{number}")
-                    assert entry.status.code == Code.OK
-            for name, tenant in tenants.items():
-                got = await tenant.receive()
-                assert bodies(got) == [f"{name}-{number}".encode() for number in range(5)]
-                for one in got:
-                    assert one.topic == pb.Resource(resource_namespace=name, name="orders")
-                    other = tenants["us" if name == "eu" else "eu"]
-                    one.topic.resource_namespace = ""
-                    refused = await other.about("AckMessage", one)
-                    assert refused == Code.INVALID_RECEIPT_HANDLE
-                    assert await tenant.about("AckMessage", one) == Code.OK
-                assert await tenant.receive() == []
-
-    run(test)
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        tenants = {name: Tenant(at, name) for name in ("eu", "us", "")}
+        for name, tenant in tenants.items():
+            for number in range(5):
+                entry = await tenant.send(f"{name}-{number}")
+                assert entry.status.code == Code.OK
+        for name, tenant in tenants.items():
+            got = await tenant.receive()
+            assert bodies(got) == [f"{name}-{number}".encode() for number in range(5)]
+            for one in got:
+                assert one.topic == pb.Resource(resource_namespace=name, name="orders")
+                other = tenants["us" if name == "eu" else "eu"]
+                one.topic.resource_namespace = ""
+                refused = await other.about("AckMessage", one)
+                assert refused == Code.INVALID_RECEIPT_HANDLE
+                assert await tenant.about("AckMessage", one) == Code.OK
+            assert await tenant.receive() == []
 
 
-def test_a_message_id_that_another_namespace_used_is_no_resend(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            for name in ("eu", "us"):
-                await Tenant(at, name).send("same-id")
-                await Tenant(at, name).send("same-id")
-            assert len(await Tenant(at, "eu").receive()) == 1
-            assert len(await Tenant(at, "us").receive()) == 1
-
-    run(test)
+async def test_a_message_id_that_another_namespace_used_is_no_resend(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        for name in ("eu", "us"):
+            await Tenant(at, name).send("same-id")
+            await Tenant(at, name).send("same-id")
+        assert len(await Tenant(at, "eu").receive()) == 1
+        assert len(await Tenant(at, "us").receive()) == 1
 
 
-def test_a_client_without_a_namespace_reaches_a_resource_by_its_whole_name(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            await Tenant(at, "").send("x", topic="eu%orders")
-            (seen,) = await Tenant(at, "").receive(topic="eu%orders", group="eu%workers")
-            assert seen.topic == pb.Resource(name="eu%orders")
-            await Tenant(at, "").send("y", topic="eu%orders")
-            (other,) = await Tenant(at, "eu").receive()
-            assert (other.body, other.topic.name) == (b"y", "orders")
-
-    run(test)
-
-
-def test_routes_and_assignments_have_short_names_and_the_namespace(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            eu, names = Tenant(at, "eu"), pb.Resource(resource_namespace="eu", name="orders")
-            route = await eu.ask("QueryRoute", topic=names)
-            assert [one.topic for one in route.message_queues] == [names, names]
-            told = await eu.ask("QueryAssignment", topic=names, group=pb.Resource(name="workers"))
-            assert [one.message_queue.topic for one in told.assignments] == [names]
-            missing = await eu.ask("QueryRoute", topic=pb.Resource(name="nothing"))
-            assert missing.status.code == Code.TOPIC_NOT_FOUND
-            assert "eu%nothing" in missing.status.message
-
-    run(test)
-
-
-def test_a_change_and_a_rejection_stay_in_the_namespace_and_so_do_dead_letters(
+async def test_a_client_without_a_namespace_reaches_a_resource_by_its_whole_name(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            eu, us = Tenant(at, "eu"), Tenant(at, "us")
-            await eu.send("letter")
-            (got,) = await eu.receive()
-            got.topic.resource_namespace = ""
-            again = {"invisible_duration": Duration(seconds=30)}
-            refused = await us.about("ChangeInvisibleDuration", got, **again)
-            assert refused == Code.INVALID_RECEIPT_HANDLE
-            refused = await us.about("ForwardMessageToDeadLetterQueue", got)
-            assert refused == Code.INVALID_RECEIPT_HANDLE
-            assert await eu.about("ForwardMessageToDeadLetterQueue", got) == Code.OK
-
-            letters = {"topic": "%DLQ%workers", "group": "readers"}
-            assert await us.receive(**letters) == []
-            (letter,) = await eu.receive(**letters)
-            assert letter.body == b"letter"
-            assert not letter.topic.name.startswith("eu%")
-
-    run(test)
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        await Tenant(at, "").send("x", topic="eu%orders")
+        (seen,) = await Tenant(at, "").receive(topic="eu%orders", group="eu%workers")
+        assert seen.topic == pb.Resource(name="eu%orders")
+        await Tenant(at, "").send("y", topic="eu%orders")
+        (other,) = await Tenant(at, "eu").receive()
+        assert (other.body, other.topic.name) == (b"y", "orders")
 
 
-def test_a_transaction_is_ended_in_its_namespace_alone(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at, "transaction")
-            eu, us = Tenant(at, "eu"), Tenant(at, "us")
-            entry = await eu.send("half", message_type=pb.TRANSACTION)
-            end = {
-                "topic": pb.Resource(name="orders"),
-                "message_id": "half",
-                "transaction_id": entry.transaction_id,
-                "resolution": pb.COMMIT,
+async def test_routes_and_assignments_have_short_names_and_the_namespace(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        eu, names = Tenant(at, "eu"), pb.Resource(resource_namespace="eu", name="orders")
+        route = await eu.ask("QueryRoute", topic=names)
+        assert [one.topic for one in route.message_queues] == [names, names]
+        told = await eu.ask("QueryAssignment", topic=names, group=pb.Resource(name="workers"))
+        assert [one.message_queue.topic for one in told.assignments] == [names]
+        missing = await eu.ask("QueryRoute", topic=pb.Resource(name="nothing"))
+        assert missing.status.code == Code.TOPIC_NOT_FOUND
+        assert "eu%nothing" in missing.status.message
+
+
+async def test_a_change_and_a_rejection_stay_in_the_namespace_and_so_do_dead_letters(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        eu, us = Tenant(at, "eu"), Tenant(at, "us")
+        await eu.send("letter")
+        (got,) = await eu.receive()
+        got.topic.resource_namespace = ""
+        again = {"invisible_duration": Duration(seconds=30)}
+        refused = await us.about("ChangeInvisibleDuration", got, **again)
+        assert refused == Code.INVALID_RECEIPT_HANDLE
+        refused = await us.about("ForwardMessageToDeadLetterQueue", got)
+        assert refused == Code.INVALID_RECEIPT_HANDLE
+        assert await eu.about("ForwardMessageToDeadLetterQueue", got) == Code.OK
+
+        letters = {"topic": "%DLQ%workers", "group": "readers"}
+        assert await us.receive(**letters) == []
+        (letter,) = await eu.receive(**letters)
+        assert letter.body == b"letter"
+        assert not letter.topic.name.startswith("eu%")
+
+
+async def test_a_transaction_is_ended_in_its_namespace_alone(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at, "transaction")
+        eu, us = Tenant(at, "eu"), Tenant(at, "us")
+        entry = await eu.send("half", message_type=pb.TRANSACTION)
+        end = {
+            "topic": pb.Resource(name="orders"),
+            "message_id": "half",
+            "transaction_id": entry.transaction_id,
+            "resolution": pb.COMMIT,
+        }
+        assert (await us.ask("EndTransaction", **end)).status.code != Code.OK
+        assert await eu.receive() == []
+        assert (await eu.ask("EndTransaction", **end)).status.code == Code.OK
+        assert bodies(await eu.receive()) == [b"half"]
+        assert await us.receive() == []
+
+
+async def test_a_recall_handle_of_another_namespace_recalls_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at, "delay")
+        eu, us = Tenant(at, "eu"), Tenant(at, "us")
+        later = pb.SystemProperties(message_type=pb.DELAY)
+        later.delivery_timestamp.GetCurrentTime()
+        later.delivery_timestamp.seconds += 3_600
+        entry = await eu.send(
+            "late", message_type=pb.DELAY, delivery_timestamp=later.delivery_timestamp
+        )
+        recall = {"topic": pb.Resource(name="orders"), "recall_handle": entry.recall_handle}
+        assert (await us.ask("RecallMessage", **recall)).status.code == Code.BAD_REQUEST
+        assert (await eu.ask("RecallMessage", **recall)).status.code == Code.OK
+
+
+async def test_pulls_and_offsets_are_those_of_the_namespace(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        eu, us = Tenant(at, "eu"), Tenant(at, "us")
+        for number in range(8):
+            await eu.send(f"m-{number}")
+        found = []
+        for queue_id in range(2):
+            queue = pb.MessageQueue(topic=pb.Resource(name="orders"), id=queue_id)
+            place: dict[str, Any] = {
+                "group": pb.Resource(name="pullers"),
+                "message_queue": queue,
             }
-            assert (await us.ask("EndTransaction", **end)).status.code != Code.OK
-            assert await eu.receive() == []
-            assert (await eu.ask("EndTransaction", **end)).status.code == Code.OK
-            assert bodies(await eu.receive()) == [b"half"]
-            assert await us.receive() == []
-
-    run(test)
-
-
-def test_a_recall_handle_of_another_namespace_recalls_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at, "delay")
-            eu, us = Tenant(at, "eu"), Tenant(at, "us")
-            later = pb.SystemProperties(message_type=pb.DELAY)
-            later.delivery_timestamp.GetCurrentTime()
-            later.delivery_timestamp.seconds += 3_600
-            entry = await eu.send(
-                "late", message_type=pb.DELAY, delivery_timestamp=later.delivery_timestamp
+            request = service.PullMessageRequest(
+                **place, batch_size=32, long_polling_timeout=Duration()
             )
-            recall = {"topic": pb.Resource(name="orders"), "recall_handle": entry.recall_handle}
-            assert (await us.ask("RecallMessage", **recall)).status.code == Code.BAD_REQUEST
-            assert (await eu.ask("RecallMessage", **recall)).status.code == Code.OK
-
-    run(test)
-
-
-def test_pulls_and_offsets_are_those_of_the_namespace(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            eu, us = Tenant(at, "eu"), Tenant(at, "us")
-            for number in range(8):
-                await eu.send(f"m-{number}")
-            found = []
-            for queue_id in range(2):
-                queue = pb.MessageQueue(topic=pb.Resource(name="orders"), id=queue_id)
-                place: dict[str, Any] = {
-                    "group": pb.Resource(name="pullers"),
-                    "message_queue": queue,
-                }
-                request = service.PullMessageRequest(
-                    **place, batch_size=32, long_polling_timeout=Duration()
-                )
-                for tenant in (eu, us):
-                    parts = await tenant.parts("PullMessage", request, service.PullMessageResponse)
-                    got = [one.message for one in parts if one.HasField("message")]
-                    assert tenant is eu or not got
-                    found += got
-                assert (await eu.ask("UpdateOffset", **place, offset=1)).status.code == Code.OK
-                assert (await eu.ask("GetOffset", **place)).offset == 1
-                missing = await us.ask("GetOffset", **place)
-                assert missing.status.code == Code.OFFSET_NOT_FOUND
-                policy = pb.QueryOffsetPolicy.END
-                end = {"message_queue": queue, "query_offset_policy": policy}
-                assert (await us.ask("QueryOffset", **end)).offset == 0
-            assert len(found) == 8
-            assert {one.topic.name for one in found} == {"orders"}
-
-    run(test)
+            for tenant in (eu, us):
+                parts = await tenant.parts("PullMessage", request, service.PullMessageResponse)
+                got = [one.message for one in parts if one.HasField("message")]
+                assert tenant is eu or not got
+                found += got
+            assert (await eu.ask("UpdateOffset", **place, offset=1)).status.code == Code.OK
+            assert (await eu.ask("GetOffset", **place)).offset == 1
+            missing = await us.ask("GetOffset", **place)
+            assert missing.status.code == Code.OFFSET_NOT_FOUND
+            policy = pb.QueryOffsetPolicy.END
+            end = {"message_queue": queue, "query_offset_policy": policy}
+            assert (await us.ask("QueryOffset", **end)).offset == 0
+        assert len(found) == 8
+        assert {one.topic.name for one in found} == {"orders"}
 
 
-def test_heartbeats_and_terminations_with_a_namespace_are_answered(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            group = pb.Resource(resource_namespace="eu", name="workers")
-            eu = Tenant(at, "eu")
-            beat = await eu.ask("Heartbeat", group=group, client_type=pb.PUSH_CONSUMER)
-            assert beat.status.code == Code.OK
-            assert (await eu.ask("NotifyClientTermination", group=group)).status.code == Code.OK
-
-    run(test)
+async def test_heartbeats_and_terminations_with_a_namespace_are_answered(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        group = pb.Resource(resource_namespace="eu", name="workers")
+        eu = Tenant(at, "eu")
+        beat = await eu.ask("Heartbeat", group=group, client_type=pb.PUSH_CONSUMER)
+        assert beat.status.code == Code.OK
+        assert (await eu.ask("NotifyClientTermination", group=group)).status.code == Code.OK
 
 
 class Stream(AwaitedCall):
@@ -369,70 +344,63 @@ def opened(at: House, stream: Stream) -> Callable[[bytes], None]:
     return open_(stream).message
 
 
-def test_settings_come_back_with_short_names_and_the_groups_own_numbers(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            group = admin_pb2.Group(name="eu%workers", max_attempts=7)
-            await at.ask(
-                "AlterGroup", admin_pb2.AlterGroupRequest(group=group), admin_pb2.GroupReply
-            )
-            stream = Stream(Tenant(at, "eu").metadata)
-            said = opened(at, stream)
-            named = pb.Resource(resource_namespace="eu", name="workers")
-            said(settings(subscription=pb.Subscription(group=named)))
-            await stream.answered.wait()
-            (answer,) = stream.commands()
-            assert answer.settings.subscription.group == named
-            assert answer.settings.backoff_policy.max_attempts == 7
-
-    run(test)
-
-
-def test_a_check_of_a_half_message_goes_to_a_producer_of_its_namespace(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at, "transaction")
-            streams = {}
-            for name in ("us", "eu", ""):
-                streams[name] = Stream(Tenant(at, name, f"{name}@1").metadata)
-                topics = [pb.Resource(name="orders")]
-                said = opened(at, streams[name])
-                said(settings(publishing=pb.Publishing(topics=topics)))
-            publishers = at.proxy.telemetry.publishers
-            assert publishers.topics() == {"orders", "eu%orders", "us%orders"}
-            half = pb.Message(topic=pb.Resource(name="eu%orders"), body=b"half")
-            command = service.TelemetryCommand(
-                recover_orphaned_transaction_command=service.RecoverOrphanedTransactionCommand(
-                    message=half, transaction_id="t"
-                )
-            )
-            assert publishers.send_command("eu%orders", command.SerializeToString())
-            told = {
-                name: [
-                    one.recover_orphaned_transaction_command.message.topic
-                    for one in stream.commands()
-                    if one.HasField("recover_orphaned_transaction_command")
-                ]
-                for name, stream in streams.items()
-            }
-            named = pb.Resource(resource_namespace="eu", name="orders")
-            assert told == {"us": [], "eu": [named], "": []}
-
-    run(test)
-
-
-def test_a_telemetry_stream_of_an_impossible_namespace_is_told_so_and_ended(
+async def test_settings_come_back_with_short_names_and_the_groups_own_numbers(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            stream = Stream(Tenant(at, "a%b").metadata)
-            opened(at, stream)
-            (answer,) = stream.commands()
-            assert int(answer.status.code) == Code.BAD_REQUEST
-            assert stream.status is GrpcStatus.OK
-            refused = await Tenant(at, "a%b").ask("QueryRoute", topic=pb.Resource(name="orders"))
-            assert refused.status.code == Code.BAD_REQUEST
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        group = admin_pb2.Group(name="eu%workers", max_attempts=7)
+        await at.ask("AlterGroup", admin_pb2.AlterGroupRequest(group=group), admin_pb2.GroupReply)
+        stream = Stream(Tenant(at, "eu").metadata)
+        said = opened(at, stream)
+        named = pb.Resource(resource_namespace="eu", name="workers")
+        said(settings(subscription=pb.Subscription(group=named)))
+        await stream.answered.wait()
+        (answer,) = stream.commands()
+        assert answer.settings.subscription.group == named
+        assert answer.settings.backoff_policy.max_attempts == 7
 
-    run(test)
+
+async def test_a_check_of_a_half_message_goes_to_a_producer_of_its_namespace(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at, "transaction")
+        streams = {}
+        for name in ("us", "eu", ""):
+            streams[name] = Stream(Tenant(at, name, f"{name}@1").metadata)
+            topics = [pb.Resource(name="orders")]
+            said = opened(at, streams[name])
+            said(settings(publishing=pb.Publishing(topics=topics)))
+        publishers = at.proxy.telemetry.publishers
+        assert publishers.topics() == {"orders", "eu%orders", "us%orders"}
+        half = pb.Message(topic=pb.Resource(name="eu%orders"), body=b"half")
+        command = service.TelemetryCommand(
+            recover_orphaned_transaction_command=service.RecoverOrphanedTransactionCommand(
+                message=half, transaction_id="t"
+            )
+        )
+        assert publishers.send_command("eu%orders", command.SerializeToString())
+        told = {
+            name: [
+                one.recover_orphaned_transaction_command.message.topic
+                for one in stream.commands()
+                if one.HasField("recover_orphaned_transaction_command")
+            ]
+            for name, stream in streams.items()
+        }
+        named = pb.Resource(resource_namespace="eu", name="orders")
+        assert told == {"us": [], "eu": [named], "": []}
+
+
+async def test_a_telemetry_stream_of_an_impossible_namespace_is_told_so_and_ended(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        stream = Stream(Tenant(at, "a%b").metadata)
+        opened(at, stream)
+        (answer,) = stream.commands()
+        assert int(answer.status.code) == Code.BAD_REQUEST
+        assert stream.status is GrpcStatus.OK
+        refused = await Tenant(at, "a%b").ask("QueryRoute", topic=pb.Resource(name="orders"))
+        assert refused.status.code == Code.BAD_REQUEST

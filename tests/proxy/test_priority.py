@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from proxy.houses import House, house, run
+from proxy.houses import House, house
 
 from popmq.common.errors import Code
 from popmq.common.wire import admin_pb2
@@ -36,81 +36,68 @@ async def receive(at: House, *, limit: int = 32, wait: bool = False) -> list[pb.
     return [one.message for one in replies if one.HasField("message")]
 
 
-def test_a_priority_is_the_number_of_its_queue_and_the_highest_comes_first(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
-            for number, priority in enumerate((1, 3, 2, 9, 0)):
-                kind = pb.PRIORITY if priority else pb.NORMAL  # as the Node client has it
-                entry = await send(at, f"m-{number}", priority=priority, message_type=kind)
-                assert entry.status.code == Code.OK
-            assert (await send(at, "plain", message_type=pb.NORMAL)).status.code == Code.OK
-            assert (await send(at, "none")).status.code == Code.OK
-            got = await receive(at)
-            found = [(one.body, one.system_properties.queue_id) for one in got]
-            assert found == [
-                (b"m-1", 3),
-                (b"m-3", 3),  # the topic has 4 queues: 9 is as high as 3
-                (b"m-2", 2),
-                (b"m-0", 1),
-                (b"m-4", 0),
-                (b"plain", 0),
-                (b"none", 0),
-            ]
-            assert {one.system_properties.message_type for one in got} == {pb.PRIORITY}
-            assert got[1].system_properties.priority == 9
+async def test_a_priority_is_the_number_of_its_queue_and_the_highest_comes_first(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
+        for number, priority in enumerate((1, 3, 2, 9, 0)):
+            kind = pb.PRIORITY if priority else pb.NORMAL  # as the Node client has it
+            entry = await send(at, f"m-{number}", priority=priority, message_type=kind)
+            assert entry.status.code == Code.OK
+        assert (await send(at, "plain", message_type=pb.NORMAL)).status.code == Code.OK
+        assert (await send(at, "none")).status.code == Code.OK
+        got = await receive(at)
+        found = [(one.body, one.system_properties.queue_id) for one in got]
+        assert found == [
+            (b"m-1", 3),
+            (b"m-3", 3),  # the topic has 4 queues: 9 is as high as 3
+            (b"m-2", 2),
+            (b"m-0", 1),
+            (b"m-4", 0),
+            (b"plain", 0),
+            (b"none", 0),
+        ]
+        assert {one.system_properties.message_type for one in got} == {pb.PRIORITY}
+        assert got[1].system_properties.priority == 9
 
-    run(test)
 
-
-def test_routes_say_that_a_topic_takes_priorities(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
-            request = service.QueryRouteRequest(topic=pb.Resource(name="ranked"))
-            route = await at.ask("QueryRoute", request, service.QueryRouteResponse)
-            assert {tuple(one.accept_message_types) for one in route.message_queues} == {
-                (pb.PRIORITY, pb.NORMAL)
-            }
-
-    run(test)
+async def test_routes_say_that_a_topic_takes_priorities(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
+        request = service.QueryRouteRequest(topic=pb.Resource(name="ranked"))
+        route = await at.ask("QueryRoute", request, service.QueryRouteResponse)
+        assert {tuple(one.accept_message_types) for one in route.message_queues} == {
+            (pb.PRIORITY, pb.NORMAL)
+        }
 
 
 @pytest.mark.parametrize("topic", ["normal", "mixed"])
-def test_other_topics_refuse_a_priority_that_they_could_not_keep(
+async def test_other_topics_refuse_a_priority_that_they_could_not_keep(
     tmp_path: Path, topic: str
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            other = admin_pb2.Topic(name="ranked", queues=4, type=topic)
-            assert (await at.change_topic("CreateTopic", other))[0] == Code.OK
-            entry = await send(at, "x", priority=1, message_type=pb.PRIORITY)
-            assert entry.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-
-    run(test)
+    async with house(tmp_path, "a") as at:
+        other = admin_pb2.Topic(name="ranked", queues=4, type=topic)
+        assert (await at.change_topic("CreateTopic", other))[0] == Code.OK
+        entry = await send(at, "x", priority=1, message_type=pb.PRIORITY)
+        assert entry.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 
-def test_messages_keep_their_priority_at_a_broker_that_takes_them_for_another(
+async def test_messages_keep_their_priority_at_a_broker_that_takes_them_for_another(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a", away=("b",)) as at:
-            await at.create_at("a", RANKED)
-            for number in range(12):
-                entry = await send(at, f"m-{number}", priority=2, message_type=pb.PRIORITY)
-                assert entry.status.code == Code.OK
-            assert {one.system_properties.queue_id for one in await receive(at)} == {2}
-
-    run(test)
+    async with house(tmp_path, "a", away=("b",)) as at:
+        await at.create_at("a", RANKED)
+        for number in range(12):
+            entry = await send(at, f"m-{number}", priority=2, message_type=pb.PRIORITY)
+            assert entry.status.code == Code.OK
+        assert {one.system_properties.queue_id for one in await receive(at)} == {2}
 
 
-def test_a_receive_that_waits_gets_a_priority_as_it_comes(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
-            waiting = asyncio.create_task(receive(at, wait=True))
-            await asyncio.sleep(0)
-            await send(at, "late", priority=1, message_type=pb.PRIORITY)
-            assert [one.body for one in await waiting] == [b"late"]
-
-    run(test)
+async def test_a_receive_that_waits_gets_a_priority_as_it_comes(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
+        waiting = asyncio.create_task(receive(at, wait=True))
+        await asyncio.sleep(0)
+        await send(at, "late", priority=1, message_type=pb.PRIORITY)
+        assert [one.body for one in await waiting] == [b"late"]

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
-from proxy.houses import AwaitedCall, House, house, run
+from proxy.houses import AwaitedCall, House, house
 
 from popmq.common.errors import Code
 from popmq.common.protocol.frame_port import call
@@ -96,300 +96,272 @@ def log_level() -> Iterator[logging.Logger]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_call_of_the_public_services_has_an_answer(
+async def test_every_call_of_the_public_services_has_an_answer(
     tmp_path: Path, name: str, log_level: logging.Logger
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            for method in SERVICES[name].methods:
-                path = at.methods[method.name].path
-                assert path == f"/apache.rocketmq.v2.{name}/{method.name}"
-                if method.client_streaming:
-                    continue  # Telemetry: others show what it answers
-                request = GetMessageClass(method.input_type)().SerializeToString()
-                sent = await at.raw(method.name, request)
-                told = [GetMessageClass(method.output_type).FromString(one) for one in sent]
-                first: Any = told[0]
-                if method.name == "ChangeLogLevel":
-                    assert first.remark
-                    continue
-                assert first.status.code, f"{method.name} says neither OK nor why not"
-                unserved = first.status.code == Code.UNSUPPORTED
-                assert unserved == (method.name in INSTEAD), first.status.message
-
-    run(test)
+    async with house(tmp_path, "a") as at:
+        for method in SERVICES[name].methods:
+            path = at.methods[method.name].path
+            assert path == f"/apache.rocketmq.v2.{name}/{method.name}"
+            if method.client_streaming:
+                continue  # Telemetry: others show what it answers
+            request = GetMessageClass(method.input_type)().SerializeToString()
+            sent = await at.raw(method.name, request)
+            told = [GetMessageClass(method.output_type).FromString(one) for one in sent]
+            first: Any = told[0]
+            if method.name == "ChangeLogLevel":
+                assert first.remark
+                continue
+            assert first.status.code, f"{method.name} says neither OK nor why not"
+            unserved = first.status.code == Code.UNSUPPORTED
+            assert unserved == (method.name in INSTEAD), first.status.message
 
 
-def test_the_log_level_of_the_process_is_changed_and_a_level_that_is_none_is_not(
+async def test_the_log_level_of_the_process_is_changed_and_a_level_that_is_none_is_not(
     tmp_path: Path, log_level: logging.Logger
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            assert "WARNING" in (await tells(at, "ChangeLogLevel", level=3)).remark
-            assert log_level.level == logging.WARNING
-            assert "nothing was changed" in (await tells(at, "ChangeLogLevel", level=9)).remark
-            assert log_level.level == logging.WARNING
-            await tells(at, "ChangeLogLevel", level=0)
-            assert log_level.level == logging.DEBUG
-
-    run(test)
+    async with house(tmp_path, "a") as at:
+        assert "WARNING" in (await tells(at, "ChangeLogLevel", level=3)).remark
+        assert log_level.level == logging.WARNING
+        assert "nothing was changed" in (await tells(at, "ChangeLogLevel", level=9)).remark
+        assert log_level.level == logging.WARNING
+        await tells(at, "ChangeLogLevel", level=0)
+        assert log_level.level == logging.DEBUG
 
 
-def test_a_topic_tells_its_type_and_an_unknown_one_is_not_found(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            fifo = own.Topic(name="orders", queues=3, type="fifo", retention_ms=3_600_000)
-            assert (await at.change_topic("CreateTopic", fifo))[0] == Code.OK
-            told = await tells(at, "DescribeTopicStatus", topic=ORDERS)
-            assert (told.status.code, told.topic_message_type) == (Code.OK, pb.FIFO)
-            tags = {"queues": "3", "permission": "rw", "retention_ms": "3600000"}
-            assert dict(told.tags) == tags
-            nowhere = await tells(at, "DescribeTopicStatus", topic=pb.Resource(name="nowhere"))
-            assert nowhere.status.code == Code.TOPIC_NOT_FOUND
-
-    run(test)
+async def test_a_topic_tells_its_type_and_an_unknown_one_is_not_found(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        fifo = own.Topic(name="orders", queues=3, type="fifo", retention_ms=3_600_000)
+        assert (await at.change_topic("CreateTopic", fifo))[0] == Code.OK
+        told = await tells(at, "DescribeTopicStatus", topic=ORDERS)
+        assert (told.status.code, told.topic_message_type) == (Code.OK, pb.FIFO)
+        tags = {"queues": "3", "permission": "rw", "retention_ms": "3600000"}
+        assert dict(told.tags) == tags
+        nowhere = await tells(at, "DescribeTopicStatus", topic=pb.Resource(name="nowhere"))
+        assert nowhere.status.code == Code.TOPIC_NOT_FOUND
 
 
-def test_subscriptions_are_those_of_connected_clients_and_what_was_read_without(
+async def test_subscriptions_are_those_of_connected_clients_and_what_was_read_without(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            nothing = await tells(at, "ListSubscription", group=WORKERS)
-            assert (nothing.status.code, len(nothing.subscription_info)) == (Code.OK, 0)
-            await send(at, b"1")
-            await receive(at)
-            (offline,) = (await tells(at, "ListSubscription", topic=ORDERS)).subscription_info
-            assert (offline.group.name, offline.topic.name) == ("workers", "orders")
-            assert offline.online is False
-            first = consumer(at, "c1", "red")
-            consumer(at, "c2", "blue", pb.LITE_PUSH_CONSUMER)
-            (online,) = (await tells(at, "ListSubscription")).subscription_info
-            assert (online.online, online.subscription_consistency) == (True, False)
-            assert online.expression.expression == "blue"
-            described = await tells(at, "DescribeSubscription", group=WORKERS)
-            one, other = described.client_subscription_info
-            assert one.client_info == api.ClientInfo(
-                client_id="c1",
-                version="5.2.0",
-                language="JAVA",
-                hostname="h",
-                egress_ip="10.0.0.9",
-                message_model=api.CLUSTERING,
-            )
-            assert one.subscription_info.expression.expression == "red"
-            assert other.subscription_info.message_model == api.LITE_SELECTIVE
-            connected = await tells(at, "ListConsumerConnection", group=WORKERS, topic=ORDERS)
-            assert [one.client_id for one in connected.client_info] == ["c1", "c2"]
-            first.half_closed()
-            connected = await tells(at, "ListConsumerConnection", group=WORKERS)
-            assert [one.client_id for one in connected.client_info] == ["c2"]
-            other_group = pb.Resource(name="nobody")
-            connected = await tells(at, "ListConsumerConnection", group=other_group)
-            assert len(connected.client_info) == 0
-
-    run(test)
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        nothing = await tells(at, "ListSubscription", group=WORKERS)
+        assert (nothing.status.code, len(nothing.subscription_info)) == (Code.OK, 0)
+        await send(at, b"1")
+        await receive(at)
+        (offline,) = (await tells(at, "ListSubscription", topic=ORDERS)).subscription_info
+        assert (offline.group.name, offline.topic.name) == ("workers", "orders")
+        assert offline.online is False
+        first = consumer(at, "c1", "red")
+        consumer(at, "c2", "blue", pb.LITE_PUSH_CONSUMER)
+        (online,) = (await tells(at, "ListSubscription")).subscription_info
+        assert (online.online, online.subscription_consistency) == (True, False)
+        assert online.expression.expression == "blue"
+        described = await tells(at, "DescribeSubscription", group=WORKERS)
+        one, other = described.client_subscription_info
+        assert one.client_info == api.ClientInfo(
+            client_id="c1",
+            version="5.2.0",
+            language="JAVA",
+            hostname="h",
+            egress_ip="10.0.0.9",
+            message_model=api.CLUSTERING,
+        )
+        assert one.subscription_info.expression.expression == "red"
+        assert other.subscription_info.message_model == api.LITE_SELECTIVE
+        connected = await tells(at, "ListConsumerConnection", group=WORKERS, topic=ORDERS)
+        assert [one.client_id for one in connected.client_info] == ["c1", "c2"]
+        first.half_closed()
+        connected = await tells(at, "ListConsumerConnection", group=WORKERS)
+        assert [one.client_id for one in connected.client_info] == ["c2"]
+        other_group = pb.Resource(name="nobody")
+        connected = await tells(at, "ListConsumerConnection", group=other_group)
+        assert len(connected.client_info) == 0
 
 
-def test_a_language_that_is_newer_than_this_proxy_is_told_by_its_number(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            consumer(at, "c1", "*", language=99)
-            connected = await tells(at, "ListConsumerConnection", group=WORKERS)
-            assert [one.language for one in connected.client_info] == ["99"]
+async def test_a_language_that_is_newer_than_this_proxy_is_told_by_its_number(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        consumer(at, "c1", "*", language=99)
+        connected = await tells(at, "ListConsumerConnection", group=WORKERS)
+        assert [one.language for one in connected.client_info] == ["99"]
 
-    run(test)
 
-
-def test_connections_are_told_by_lite_topic(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            assert (await at.change_topic("CreateTopic", own.Topic(name="orders", type="lite")))[
-                0
-            ] == Code.OK
-            consumer(at, "me@1", "*", pb.LITE_PUSH_CONSUMER)
-            consumer(at, "other", "*", pb.LITE_PUSH_CONSUMER)
-            request = service.SyncLiteSubscriptionRequest(
-                topic=ORDERS, group=WORKERS, lite_topic_set=["one"]
-            )
-            reply = service.SyncLiteSubscriptionResponse
-            assert (await at.ask("SyncLiteSubscription", request, reply)).status.code == Code.OK
-            for name, wanted in (("one", ["me@1"]), ("two", [])):
-                told = await tells(at, "ListConsumerConnection", group=WORKERS, liteTopic=name)
-                assert [one.client_id for one in told.client_info] == wanted
-
-    run(test)
+async def test_connections_are_told_by_lite_topic(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        assert (await at.change_topic("CreateTopic", own.Topic(name="orders", type="lite")))[
+            0
+        ] == Code.OK
+        consumer(at, "me@1", "*", pb.LITE_PUSH_CONSUMER)
+        consumer(at, "other", "*", pb.LITE_PUSH_CONSUMER)
+        request = service.SyncLiteSubscriptionRequest(
+            topic=ORDERS, group=WORKERS, lite_topic_set=["one"]
+        )
+        reply = service.SyncLiteSubscriptionResponse
+        assert (await at.ask("SyncLiteSubscription", request, reply)).status.code == Code.OK
+        for name, wanted in (("one", ["me@1"]), ("two", [])):
+            told = await tells(at, "ListConsumerConnection", group=WORKERS, liteTopic=name)
+            assert [one.client_id for one in told.client_info] == wanted
 
 
 @pytest.mark.parametrize("brokers", ["a", "ab"])
-def test_the_accumulation_is_what_waits_and_what_is_in_flight(tmp_path: Path, brokers: str) -> None:
-    async def test() -> None:
-        async with house(tmp_path, *brokers) as at:
-            group = own.CreateGroupRequest(group=own.Group(name="workers")).SerializeToString()
-            for broker in brokers:
-                await at.create_at(broker, own.Topic(name="orders", queues=2))
-                await call(at.ports[broker], Kind.CREATE_GROUP, group, 5_000)
-            for number in range(6):
-                await send(at, b"%d" % number)
-            got = len(await receive(at))
-            assert got > 0
-            for number in range(6, 9):
-                await send(at, b"%d" % number)
-            told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
-            assert told.status.code == Code.OK
-            for one in (told.accumulation, told.topic_accumulation["orders"]):
-                counts = (one.inflight_messages, one.ready_messages, one.accumulation)
-                assert counts == (got, 9 - got, 9)
-                assert 0 <= one.deliver_delay_time.ToMilliseconds() < 60_000
-            other = pb.Resource(name="other")
-            told = await tells(at, "DescribeGroupAccumulation", group=WORKERS, topics=[other])
-            assert (told.accumulation.accumulation, len(told.topic_accumulation)) == (0, 0)
-            lite = await tells(at, "DescribeGroupAccumulation", group=WORKERS, lite_topic="l")
-            assert lite.status.code == Code.UNSUPPORTED
+async def test_the_accumulation_is_what_waits_and_what_is_in_flight(
+    tmp_path: Path, brokers: str
+) -> None:
+    async with house(tmp_path, *brokers) as at:
+        group = own.CreateGroupRequest(group=own.Group(name="workers")).SerializeToString()
+        for broker in brokers:
+            await at.create_at(broker, own.Topic(name="orders", queues=2))
+            await call(at.ports[broker], Kind.CREATE_GROUP, group, 5_000)
+        for number in range(6):
+            await send(at, b"%d" % number)
+        got = len(await receive(at))
+        assert got > 0
+        for number in range(6, 9):
+            await send(at, b"%d" % number)
+        told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
+        assert told.status.code == Code.OK
+        for one in (told.accumulation, told.topic_accumulation["orders"]):
+            counts = (one.inflight_messages, one.ready_messages, one.accumulation)
+            assert counts == (got, 9 - got, 9)
+            assert 0 <= one.deliver_delay_time.ToMilliseconds() < 60_000
+        other = pb.Resource(name="other")
+        told = await tells(at, "DescribeGroupAccumulation", group=WORKERS, topics=[other])
+        assert (told.accumulation.accumulation, len(told.topic_accumulation)) == (0, 0)
+        lite = await tells(at, "DescribeGroupAccumulation", group=WORKERS, lite_topic="l")
+        assert lite.status.code == Code.UNSUPPORTED
 
-    run(test)
 
-
-def test_what_a_broker_group_that_is_away_would_add_is_not_left_out_in_silence(
+async def test_what_a_broker_group_that_is_away_would_add_is_not_left_out_in_silence(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a", away=("b",)) as at:
-            await at.create_at("a", own.Topic(name="orders", queues=2))
-            group = own.CreateGroupRequest(group=own.Group(name="workers")).SerializeToString()
-            await call(at.ports["a"], Kind.CREATE_GROUP, group, 5_000)
-            told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
-            assert told.status.code == Code.HA_NOT_AVAILABLE
-            assert "broker b" in told.status.message
-            now = Timestamp(seconds=1)
-            fields = {"group": WORKERS, "topic": ORDERS, "reset_timestamp": now}
-            assert (await tells(at, "ResetGroupOffset", **fields)).status.code == told.status.code
-
-    run(test)
+    async with house(tmp_path, "a", away=("b",)) as at:
+        await at.create_at("a", own.Topic(name="orders", queues=2))
+        group = own.CreateGroupRequest(group=own.Group(name="workers")).SerializeToString()
+        await call(at.ports["a"], Kind.CREATE_GROUP, group, 5_000)
+        told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
+        assert told.status.code == Code.HA_NOT_AVAILABLE
+        assert "broker b" in told.status.message
+        now = Timestamp(seconds=1)
+        fields = {"group": WORKERS, "topic": ORDERS, "reset_timestamp": now}
+        assert (await tells(at, "ResetGroupOffset", **fields)).status.code == told.status.code
 
 
-def test_a_reset_to_a_time_gives_the_group_again_what_came_since(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            await send(at, b"old")
-            await asyncio.sleep(0.002)  # real time, which brokers of this house measure
-            between = Timestamp()
-            between.GetCurrentTime()
-            await asyncio.sleep(0.002)
-            await send(at, b"new")
-            assert sorted(await receive(at) + await receive(at)) == ["new", "old"]
-            fields = {"group": WORKERS, "topic": ORDERS}
-            timeless = await tells(at, "ResetGroupOffset", **fields)
-            assert timeless.status.code == Code.BAD_REQUEST
-            never = Timestamp(seconds=1 << 62)
-            refused = await tells(at, "ResetGroupOffset", **fields, reset_timestamp=never)
-            assert refused.status.code == Code.BAD_REQUEST
-            done = await tells(at, "ResetGroupOffset", **fields, reset_timestamp=between)
-            assert done.status.code == Code.OK
-            assert await receive(at) + await receive(at) == ["new"]
-
-    run(test)
+async def test_a_reset_to_a_time_gives_the_group_again_what_came_since(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        await send(at, b"old")
+        await asyncio.sleep(0.002)  # real time, which brokers of this house measure
+        between = Timestamp()
+        between.GetCurrentTime()
+        await asyncio.sleep(0.002)
+        await send(at, b"new")
+        assert sorted(await receive(at) + await receive(at)) == ["new", "old"]
+        fields = {"group": WORKERS, "topic": ORDERS}
+        timeless = await tells(at, "ResetGroupOffset", **fields)
+        assert timeless.status.code == Code.BAD_REQUEST
+        never = Timestamp(seconds=1 << 62)
+        refused = await tells(at, "ResetGroupOffset", **fields, reset_timestamp=never)
+        assert refused.status.code == Code.BAD_REQUEST
+        done = await tells(at, "ResetGroupOffset", **fields, reset_timestamp=between)
+        assert done.status.code == Code.OK
+        assert await receive(at) + await receive(at) == ["new"]
 
 
-def test_messages_are_found_by_id_by_key_and_in_a_queue(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a", "b") as at:
-            for broker in "ab":
-                await at.create_at(broker, own.Topic(name="orders", queues=1))
-            for number in range(8):
-                await send(at, b"%d" % number, keys=[f"key-{number % 2}"])
+async def test_messages_are_found_by_id_by_key_and_in_a_queue(tmp_path: Path) -> None:
+    async with house(tmp_path, "a", "b") as at:
+        for broker in "ab":
+            await at.create_at(broker, own.Topic(name="orders", queues=1))
+        for number in range(8):
+            await send(at, b"%d" % number, keys=[f"key-{number % 2}"])
 
-            async def found(**fields: Any) -> list[pb.Message]:
-                told = await tells(at, "QueryMessage", topic=ORDERS, **fields)
-                assert told.status.code == Code.OK, told.status.message
-                return list(told.messages)
+        async def found(**fields: Any) -> list[pb.Message]:
+            told = await tells(at, "QueryMessage", topic=ORDERS, **fields)
+            assert told.status.code == Code.OK, told.status.message
+            return list(told.messages)
 
-            (one,) = await found(message_id="3")
-            assert (one.body, list(one.system_properties.keys)) == (b"3", ["key-1"])
-            assert not one.system_properties.HasField("receipt_handle")
-            by_key = await found(message_key="key-0")
-            assert sorted(one.body for one in by_key) == [b"0", b"2", b"4", b"6"]
-            here, there = [
-                await found(queue_id=0, broker_name=name, max_message_nums=32) for name in "ab"
-            ]
-            assert sorted(one.body for one in here + there) == [b"%d" % n for n in range(8)]
-            assert {one.system_properties.store_host for one in here} <= {"a"}
-            for fields in ({"subscription": "s"}, {"lite_topic": "l"}, {"scroll_id": "1"}):
-                told = await tells(at, "QueryMessage", topic=ORDERS, **fields)
-                assert told.status.code == Code.UNSUPPORTED
-            nothing = await tells(at, "QueryMessage", topic=ORDERS)
-            assert nothing.status.code == Code.BAD_REQUEST
-
-    run(test)
+        (one,) = await found(message_id="3")
+        assert (one.body, list(one.system_properties.keys)) == (b"3", ["key-1"])
+        assert not one.system_properties.HasField("receipt_handle")
+        by_key = await found(message_key="key-0")
+        assert sorted(one.body for one in by_key) == [b"0", b"2", b"4", b"6"]
+        here, there = [
+            await found(queue_id=0, broker_name=name, max_message_nums=32) for name in "ab"
+        ]
+        assert sorted(one.body for one in here + there) == [b"%d" % n for n in range(8)]
+        assert {one.system_properties.store_host for one in here} <= {"a"}
+        for fields in ({"subscription": "s"}, {"lite_topic": "l"}, {"scroll_id": "1"}):
+            told = await tells(at, "QueryMessage", topic=ORDERS, **fields)
+            assert told.status.code == Code.UNSUPPORTED
+        nothing = await tells(at, "QueryMessage", topic=ORDERS)
+        assert nothing.status.code == Code.BAD_REQUEST
 
 
-def test_queues_tell_from_when_to_when_and_how_far_a_group_has_come(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            topic = own.Topic(name="orders", queues=1)
-            assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
-            group = own.CreateGroupRequest(group=own.Group(name="workers"))
-            assert (await at.ask("CreateGroup", group, own.GroupReply)).status.code == Code.OK
-            nothing = await tells(at, "QueryTimeSpan", group=WORKERS)
-            assert (nothing.status.code, len(nothing.queue_time_span_list)) == (Code.OK, 0)
-            (span,) = (
-                await tells(at, "QueryTimeSpan", group=WORKERS, topics=[ORDERS])
-            ).queue_time_span_list
-            assert (span.min_timestamp, span.max_timestamp, span.delay_time_ms) == (0, 0, 0)
-            stored = []
-            for number in range(3):
-                await send(at, b"%d" % number)
-                request = own.FindMessagesRequest(topic="orders", queue_id=0, queue_offset=number)
-                found = await at.ask("FindMessages", request, own.FindMessagesReply)
-                stored.append(found.messages[0].stored_ms)
-                await asyncio.sleep(0.003)  # real time, which brokers of this house measure
-            assert stored[0] < stored[1] < stored[2]
+async def test_queues_tell_from_when_to_when_and_how_far_a_group_has_come(tmp_path: Path) -> None:
+    async with house(tmp_path, "a") as at:
+        topic = own.Topic(name="orders", queues=1)
+        assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
+        group = own.CreateGroupRequest(group=own.Group(name="workers"))
+        assert (await at.ask("CreateGroup", group, own.GroupReply)).status.code == Code.OK
+        nothing = await tells(at, "QueryTimeSpan", group=WORKERS)
+        assert (nothing.status.code, len(nothing.queue_time_span_list)) == (Code.OK, 0)
+        (span,) = (
+            await tells(at, "QueryTimeSpan", group=WORKERS, topics=[ORDERS])
+        ).queue_time_span_list
+        assert (span.min_timestamp, span.max_timestamp, span.delay_time_ms) == (0, 0, 0)
+        stored = []
+        for number in range(3):
+            await send(at, b"%d" % number)
+            request = own.FindMessagesRequest(topic="orders", queue_id=0, queue_offset=number)
+            found = await at.ask("FindMessages", request, own.FindMessagesReply)
+            stored.append(found.messages[0].stored_ms)
+            await asyncio.sleep(0.003)  # real time, which brokers of this house measure
+        assert stored[0] < stored[1] < stored[2]
 
-            async def told() -> Any:
-                reply = await tells(at, "QueryTimeSpan", group=WORKERS, topics=[ORDERS])
-                (span,) = reply.queue_time_span_list
-                assert (span.message_queue.topic.name, span.message_queue.id) == ("orders", 0)
-                assert span.message_queue.broker.name == "a"
-                assert (span.min_timestamp, span.max_timestamp) == (stored[0], stored[2])
-                return span
+        async def told() -> Any:
+            reply = await tells(at, "QueryTimeSpan", group=WORKERS, topics=[ORDERS])
+            (span,) = reply.queue_time_span_list
+            assert (span.message_queue.topic.name, span.message_queue.id) == ("orders", 0)
+            assert span.message_queue.broker.name == "a"
+            assert (span.min_timestamp, span.max_timestamp) == (stored[0], stored[2])
+            return span
 
-            span = await told()
-            assert span.consume_timestamp == stored[0]
-            assert span.delay_time_ms >= stored[2] - stored[0]
-            assert await receive(at, limit=2) == ["0", "1"]
-            span = await told()
-            assert span.consume_timestamp == stored[1]
-            assert 0 < span.delay_time_ms < 60_000
-            assert await receive(at) == ["2"]
-            span = await told()
-            assert (span.consume_timestamp, span.delay_time_ms) == (stored[2], 0)
-            by_itself = await tells(at, "QueryTimeSpan", group=WORKERS)
-            assert len(by_itself.queue_time_span_list) == 1
-
-    run(test)
+        span = await told()
+        assert span.consume_timestamp == stored[0]
+        assert span.delay_time_ms >= stored[2] - stored[0]
+        assert await receive(at, limit=2) == ["0", "1"]
+        span = await told()
+        assert span.consume_timestamp == stored[1]
+        assert 0 < span.delay_time_ms < 60_000
+        assert await receive(at) == ["2"]
+        span = await told()
+        assert (span.consume_timestamp, span.delay_time_ms) == (stored[2], 0)
+        by_itself = await tells(at, "QueryTimeSpan", group=WORKERS)
+        assert len(by_itself.queue_time_span_list) == 1
 
 
-def test_the_proxy_tells_its_name_its_clients_and_how_much_goes_through(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            await prepared(at)
-            at.proxy.listening_on("127.0.0.1", 8081)
-            consumer(at, "c1", "*")
-            before = await tells(at, "GetProxyRuntimeStats")
-            assert (before.proxy_name, before.connections) == ("127.0.0.1:8081", 1)
-            assert (before.producers, before.consumers) == (0, 1)
-            await send(at, b"1")
-            await receive(at)
-            after = await tells(at, "GetProxyRuntimeStats")
-            assert after.in_tps > 0
-            assert after.out_tps > 0
+async def test_the_proxy_tells_its_name_its_clients_and_how_much_goes_through(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "a") as at:
+        await prepared(at)
+        at.proxy.listening_on("127.0.0.1", 8081)
+        consumer(at, "c1", "*")
+        before = await tells(at, "GetProxyRuntimeStats")
+        assert (before.proxy_name, before.connections) == ("127.0.0.1:8081", 1)
+        assert (before.producers, before.consumers) == (0, 1)
+        await send(at, b"1")
+        await receive(at)
+        after = await tells(at, "GetProxyRuntimeStats")
+        assert after.in_tps > 0
+        assert after.out_tps > 0
 
-    run(test)
 
-
-def test_an_administrator_of_a_namespace_names_and_is_told_short_names(tmp_path: Path) -> None:
+async def test_an_administrator_of_a_namespace_uses_and_reads_short_names(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with house(tmp_path, "a") as at:
             topic = own.Topic(name="eu%orders", queues=1)
@@ -403,6 +375,6 @@ def test_an_administrator_of_a_namespace_names_and_is_told_short_names(tmp_path:
 
     plain = AwaitedCall.metadata
     try:
-        run(test)
+        await test()
     finally:
         AwaitedCall.metadata = plain

@@ -1,6 +1,5 @@
 """Telemetry, routes, assignments, heartbeats and the admin service, as clients need them."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -182,7 +181,7 @@ def test_a_proxy_that_stops_ends_its_streams_with_ok(bench: Any, make_call: Any)
     assert call.status is GrpcStatus.OK
 
 
-def test_the_node_client_hears_its_settings_until_its_routes_must_be_there(
+async def test_the_node_client_hears_its_settings_until_its_routes_must_be_there(
     make_bench: Any,
 ) -> None:
     async def asks_and_ends(channel: grpc.aio.Channel) -> None:
@@ -203,19 +202,16 @@ def test_the_node_client_hears_its_settings_until_its_routes_must_be_there(
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
 
-    async def test() -> None:
-        bench = make_bench()
-        bench.group("workers")
-        transport = GrpcioTransport(bench.proxy.methods(), "127.0.0.1", 0)
-        port = await transport.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await asks_and_ends(channel)
-            assert bench.proxy.metrics.open_streams == 0
-        finally:  # a server that is left fails whichever test its collection falls in
-            await transport.stop(0)
-
-    asyncio.run(asyncio.wait_for(test(), 30))
+    bench = make_bench()
+    bench.group("workers")
+    transport = GrpcioTransport(bench.proxy.methods(), "127.0.0.1", 0)
+    port = await transport.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await asks_and_ends(channel)
+        assert bench.proxy.metrics.open_streams == 0
+    finally:  # a server that is left fails whichever test its collection falls in
+        await transport.stop(0)
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 4, 5, 6])

@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STRICT = ["-W", "error", "--strict-markers", "-p", "no:cacheprovider"]
+# Not a plugin that a user needs to have; it warns where no loop scope is configured.
+STRICT += ["-p", "no:asyncio"]
 
 
 def pytest_run(folder: Path, source: str, *options: str) -> str:

@@ -135,7 +135,7 @@ async def until(met: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_real_client_loses_no_call_while_its_connections_come_and_go() -> None:
+async def test_a_real_client_loses_no_call_while_its_connections_come_and_go() -> None:
     """Calls all the time over connections that live for a moment; a long poll survives one."""
 
     async def test() -> None:
@@ -162,8 +162,5 @@ def test_a_real_client_loses_no_call_while_its_connections_come_and_go() -> None
         assert transport.counters.calls == sent + 1
         assert not transport.counters.cut_off
 
-    async def in_time() -> None:
-        async with asyncio.timeout(60):
-            await test()
-
-    asyncio.run(in_time())
+    async with asyncio.timeout(60):
+        await test()

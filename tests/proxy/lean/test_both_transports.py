@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import random
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,14 +41,6 @@ REQUESTS = {
     "EndTransaction": service.EndTransactionRequest,
     "NotifyClientTermination": service.NotifyClientTerminationRequest,
 }
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def in_time() -> None:
-        async with asyncio.timeout(60):
-            await test()
-
-    asyncio.run(in_time())
 
 
 @asynccontextmanager
@@ -128,25 +120,22 @@ async def answer(client: Any, name: str, data: bytes, named: bool) -> tuple[Any,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_proxy_answers_alike_on_both(seed: int, make_bench: Any) -> None:
+async def test_the_proxy_answers_alike_on_both(seed: int, make_bench: Any) -> None:
     print(f"seed {seed}")
 
-    async def test() -> None:
-        async with both(lambda: make_bench().proxy.methods()) as ports:
-            clients = [grpc.aio.insecure_channel(f"{LOCAL}:{port}") for port in ports]
-            seen = set()
-            for name, data, named in requests(seed):
-                grpcio, lean = [await answer(one, name, data, named) for one in clients]
-                # The route names the port that the transport took.
-                if name not in ("QueryRoute", "QueryAssignment"):
-                    assert lean == grpcio, f"{name} {data.hex()}"
-                assert lean[:2] == grpcio[:2], f"{name} {data.hex()}"
-                seen.add(lean[0])
-            for one in clients:
-                await one.close()
-            assert {grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED} <= seen
-
-    run(test)
+    async with both(lambda: make_bench().proxy.methods()) as ports:
+        clients = [grpc.aio.insecure_channel(f"{LOCAL}:{port}") for port in ports]
+        seen = set()
+        for name, data, named in requests(seed):
+            grpcio, lean = [await answer(one, name, data, named) for one in clients]
+            # The route names the port that the transport took.
+            if name not in ("QueryRoute", "QueryAssignment"):
+                assert lean == grpcio, f"{name} {data.hex()}"
+            assert lean[:2] == grpcio[:2], f"{name} {data.hex()}"
+            seen.add(lean[0])
+        for one in clients:
+            await one.close()
+        assert {grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED} <= seen
 
 
 # -- what a handler sees, and what a client gets from one
@@ -191,7 +180,7 @@ class Counting:
         self.call.finish()
 
 
-def test_a_handler_sees_the_same_headers_on_both() -> None:
+async def test_a_handler_sees_the_same_headers_on_both() -> None:
     metadata = (
         ("x-mq-client-id", "me@1"),
         ("x-mq-namespace", ""),
@@ -201,39 +190,33 @@ def test_a_handler_sees_the_same_headers_on_both() -> None:
         ("twice", "two"),
     )
 
-    async def test() -> None:
-        async with both(Recorder().methods) as ports:
-            told = []
-            for port in ports:
-                async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
-                    ask: Any = client.unary_unary("/s/tell")
-                    told.append(await ask(b"data", metadata=metadata, timeout=9))
-            assert told[0] == told[1]
-            assert b"client-id" in told[0]
-
-    run(test)
+    async with both(Recorder().methods) as ports:
+        told = []
+        for port in ports:
+            async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
+                ask: Any = client.unary_unary("/s/tell")
+                told.append(await ask(b"data", metadata=metadata, timeout=9))
+        assert told[0] == told[1]
+        assert b"client-id" in told[0]
 
 
 @pytest.mark.parametrize("path", ["/s/fail", "/s/fail_stream"])
-def test_an_end_with_an_error_looks_the_same_from_both(path: str) -> None:
-    async def test() -> None:
-        async with both(Recorder().methods) as ports:
-            for status in GrpcStatus:
-                for detail in ("", "plain", "100 % größer\n"):
-                    ends = []
-                    for port in ports:
-                        async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
-                            ask: Any = client.unary_stream(path)
-                            call = ask(f"{status:d} {detail}".encode())
-                            got, end = [], None
-                            try:
-                                got = [one async for one in call]
-                            except grpc.aio.AioRpcError as error:
-                                end = error.details()
-                            ends.append((await call.code(), end, len(got)))
-                    assert ends[0] == ends[1]
-
-    run(test)
+async def test_an_end_with_an_error_looks_the_same_from_both(path: str) -> None:
+    async with both(Recorder().methods) as ports:
+        for status in GrpcStatus:
+            for detail in ("", "plain", "100 % größer\n"):
+                ends = []
+                for port in ports:
+                    async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
+                        ask: Any = client.unary_stream(path)
+                        call = ask(f"{status:d} {detail}".encode())
+                        got, end = [], None
+                        try:
+                            got = [one async for one in call]
+                        except grpc.aio.AioRpcError as error:
+                            end = error.details()
+                        ends.append((await call.code(), end, len(got)))
+                assert ends[0] == ends[1]
 
 
 # -- clients that break gRPC's rules, over plain HTTP/2
@@ -291,33 +274,24 @@ ONLY_OURS = {
 
 
 @pytest.mark.parametrize("what", ALIKE)
-def test_a_broken_request_ends_alike_on_both(what: str) -> None:
-    async def test() -> None:
-        async with both(Recorder().methods) as ports:
-            grpcio, lean = [await raw_status(port, *ALIKE[what]) for port in ports]
-            assert lean == grpcio
-
-    run(test)
+async def test_a_broken_request_ends_alike_on_both(what: str) -> None:
+    async with both(Recorder().methods) as ports:
+        grpcio, lean = [await raw_status(port, *ALIKE[what]) for port in ports]
+        assert lean == grpcio
 
 
 @pytest.mark.parametrize("what", OTHERWISE)
-def test_a_request_on_which_they_differ_ends_as_documented(what: str) -> None:
+async def test_a_request_on_which_they_differ_ends_as_documented(what: str) -> None:
     path, content, encoding, of_grpcio, of_lean = OTHERWISE[what]
 
-    async def test() -> None:
-        async with both(Recorder().methods) as ports:
-            ends = [await raw_status(port, path, content, encoding) for port in ports]
-            assert ends == [of_grpcio, of_lean]
-
-    run(test)
+    async with both(Recorder().methods) as ports:
+        ends = [await raw_status(port, path, content, encoding) for port in ports]
+        assert ends == [of_grpcio, of_lean]
 
 
 @pytest.mark.parametrize("what", ONLY_OURS)
-def test_a_request_that_grpcio_leaves_open_is_ended(what: str) -> None:
+async def test_a_request_that_grpcio_leaves_open_is_ended(what: str) -> None:
     path, content, encoding, status = ONLY_OURS[what]
 
-    async def test() -> None:
-        async with both(Recorder().methods) as ports:
-            assert await raw_status(ports[1], path, content, encoding) == status
-
-    run(test)
+    async with both(Recorder().methods) as ports:
+        assert await raw_status(ports[1], path, content, encoding) == status

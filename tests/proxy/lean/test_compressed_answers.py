@@ -1,6 +1,5 @@
 """Answers are compressed only for a client that can read them, and if a setting wants it."""
 
-import asyncio
 import gzip
 from dataclasses import replace
 from typing import Any
@@ -48,16 +47,13 @@ def test_every_other_answer_is_sent_as_it_is(
         assert answer.messages == [body]
 
 
-def test_a_real_client_reads_compressed_answers() -> None:
-    async def test() -> None:
-        limits = replace(LeanSettings(), compress_bytes=100)
-        methods = [Method("/s/echo", MethodType.UNARY, start=echo)]
-        transport = LeanTransport(methods, "127.0.0.1", 0, limits=limits)
-        port = await transport.start()
-        client: Any = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        async with client:
-            for body in (LONG, b"short", LONG * 1_000):
-                assert await client.unary_unary("/s/echo")(body) == body
-        await transport.stop(0)
-
-    asyncio.run(test())
+async def test_a_real_client_reads_compressed_answers() -> None:
+    limits = replace(LeanSettings(), compress_bytes=100)
+    methods = [Method("/s/echo", MethodType.UNARY, start=echo)]
+    transport = LeanTransport(methods, "127.0.0.1", 0, limits=limits)
+    port = await transport.start()
+    client: Any = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    async with client:
+        for body in (LONG, b"short", LONG * 1_000):
+            assert await client.unary_unary("/s/echo")(body) == body
+    await transport.stop(0)

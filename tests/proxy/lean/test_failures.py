@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 from proxy.lean.peer import echo
-from proxy.lean.test_sockets import LOCAL, channel, run
+from proxy.lean.test_sockets import LOCAL, channel
 
 from popmq.common.unhandled import UnhandledExceptions
 from popmq.proxy.transport.interface import Method, MethodType
@@ -47,46 +47,42 @@ def failing_transport(*, fails_at_refresh: bool) -> LeanTransport:
     return LeanTransport([ECHO], LOCAL, 0, certificates=certificates)
 
 
-def test_a_failure_on_one_clients_bytes_closes_the_connection_of_that_client_only(
+async def test_a_failure_on_one_clients_bytes_closes_the_connection_of_that_client_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     errors: list[BaseException] = []
 
-    async def test() -> None:
-        UnhandledExceptions(errors.append).install(asyncio.get_running_loop())
-        transport = failing_transport(fails_at_refresh=False)
-        port = await transport.start()
-        async with channel(port) as other:
-            assert await other.unary_unary("/s/echo")(b"before") == b"before"
-            reader, writer = await asyncio.open_connection(LOCAL, port)
-            writer.write(TLS_HANDSHAKE)
-            with suppress(ConnectionResetError):  # an orderly end is as good
-                assert await reader.read() == b""
-            writer.close()
-            assert await other.unary_unary("/s/echo")(b"after") == b"after"
-            assert len(transport.connections) == 1
-        await transport.stop(0)
+    UnhandledExceptions(errors.append).install(asyncio.get_running_loop())
+    transport = failing_transport(fails_at_refresh=False)
+    port = await transport.start()
+    async with channel(port) as other:
+        assert await other.unary_unary("/s/echo")(b"before") == b"before"
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        writer.write(TLS_HANDSHAKE)
+        with suppress(ConnectionResetError):  # an orderly end is as good
+            assert await reader.read() == b""
+        writer.close()
+        assert await other.unary_unary("/s/echo")(b"after") == b"after"
+        assert len(transport.connections) == 1
+    await transport.stop(0)
 
-    run(test)
     assert not errors
     assert "RuntimeError: a planted failure" in caplog.text
 
 
-def test_a_failure_that_belongs_to_no_client_ends_the_process() -> None:
+async def test_a_failure_that_belongs_to_no_client_ends_the_process() -> None:
     errors: list[BaseException] = []
 
-    async def test() -> None:
-        ended = asyncio.Event()
+    ended = asyncio.Event()
 
-        def end(error: BaseException) -> None:
-            errors.append(error)
-            ended.set()
+    def end(error: BaseException) -> None:
+        errors.append(error)
+        ended.set()
 
-        UnhandledExceptions(end).install(asyncio.get_running_loop())
-        transport = failing_transport(fails_at_refresh=True)
-        await transport.start()
-        await ended.wait()
-        await transport.stop(0)
+    UnhandledExceptions(end).install(asyncio.get_running_loop())
+    transport = failing_transport(fails_at_refresh=True)
+    await transport.start()
+    await ended.wait()
+    await transport.stop(0)
 
-    run(test)
     assert str(errors[0]) == "a planted failure"

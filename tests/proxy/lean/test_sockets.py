@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,14 +22,6 @@ from popmq.proxy.transport.lean.server import LeanTransport
 
 LOCAL = "127.0.0.1"
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def in_time() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(in_time())
 
 
 @asynccontextmanager
@@ -63,224 +55,188 @@ REPEAT = Method("/s/repeat", MethodType.SERVER_STREAM, start=repeat)
 TALK = Method("/s/talk", MethodType.BIDI_STREAM, open=Talk)
 
 
-def test_forty_messages_of_a_mebibyte_go_through_the_windows_of_a_real_client() -> None:
-    async def test() -> None:
-        async with listening(REPEAT) as (transport, port), channel(port) as client:
-            body = bytes(range(256)) * 4_096
-            call = client.unary_stream("/s/repeat")(body)
-            assert [one == body async for one in call] == [True] * 40
-            assert transport.counters.incoming_bytes == 0
-            assert not transport.counters.cut_off
-
-    run(test)
+async def test_forty_messages_of_a_mebibyte_go_through_the_windows_of_a_real_client() -> None:
+    async with listening(REPEAT) as (transport, port), channel(port) as client:
+        body = bytes(range(256)) * 4_096
+        call = client.unary_stream("/s/repeat")(body)
+        assert [one == body async for one in call] == [True] * 40
+        assert transport.counters.incoming_bytes == 0
+        assert not transport.counters.cut_off
 
 
-def test_large_messages_go_both_ways_on_several_streams_at_once() -> None:
-    async def test() -> None:
-        async with listening(ECHO, TALK) as (_, port), channel(port) as client:
-            bodies = [bytes((number,)) * (3 << 20) for number in range(6)]
-            answers = asyncio.gather(*(client.unary_unary("/s/echo")(body) for body in bodies))
-            talk = client.stream_stream("/s/talk")()
-            for body in bodies:
-                await talk.write(body)
-                assert await talk.read() == body
-            await talk.done_writing()
-            assert await talk.code() is grpc.StatusCode.OK
-            assert await answers == bodies
-
-    run(test)
+async def test_large_messages_go_both_ways_on_several_streams_at_once() -> None:
+    async with listening(ECHO, TALK) as (_, port), channel(port) as client:
+        bodies = [bytes((number,)) * (3 << 20) for number in range(6)]
+        answers = asyncio.gather(*(client.unary_unary("/s/echo")(body) for body in bodies))
+        talk = client.stream_stream("/s/talk")()
+        for body in bodies:
+            await talk.write(body)
+            assert await talk.read() == body
+        await talk.done_writing()
+        assert await talk.code() is grpc.StatusCode.OK
+        assert await answers == bodies
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_real_client_may_compress(compression: grpc.Compression) -> None:
-    async def test() -> None:
-        async with listening(ECHO) as (_, port):
-            client: Any = grpc.aio.insecure_channel(f"{LOCAL}:{port}", compression=compression)
-            async with client:
-                body = b"again and " * 10_000
-                assert await client.unary_unary("/s/echo")(body) == body
-
-    run(test)
+async def test_a_real_client_may_compress(compression: grpc.Compression) -> None:
+    async with listening(ECHO) as (_, port):
+        client: Any = grpc.aio.insecure_channel(f"{LOCAL}:{port}", compression=compression)
+        async with client:
+            body = b"again and " * 10_000
+            assert await client.unary_unary("/s/echo")(body) == body
 
 
-def test_a_real_client_reads_the_sentence_of_an_error() -> None:
+async def test_a_real_client_reads_the_sentence_of_an_error() -> None:
     detail = "Größe 100 % — zu viel\n„Zeile“"
 
     def refuse(call: Call, data: bytes) -> None:
         call.finish(GrpcStatus.RESOURCE_EXHAUSTED, detail)
 
-    async def test() -> None:
-        refused = Method("/s/refuse", MethodType.UNARY, start=refuse)
-        async with listening(refused) as (_, port), channel(port) as client:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await client.unary_unary("/s/refuse")(b"")
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert caught.value.details() == detail
-
-    run(test)
+    refused = Method("/s/refuse", MethodType.UNARY, start=refuse)
+    async with listening(refused) as (_, port), channel(port) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.unary_unary("/s/refuse")(b"")
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == detail
 
 
-def test_a_thousand_long_polls_of_one_client_are_freed_when_it_leaves() -> None:
-    async def test() -> None:
-        held = Held()
-        method = Method("/s/held", MethodType.UNARY, start=held.start)
-        async with listening(method) as (transport, port), channel(port) as client:
-            calls = [client.unary_unary("/s/held")(b"") for _ in range(1_000)]
-            await until(lambda: len(held.calls) == 1_000)
-            for one in calls[:500]:
-                one.cancel()
-            await until(lambda: len(held.gone) == 500)
-            await client.close()
-            await until(lambda: len(held.gone) == 1_000)
-            await until(lambda: transport.counters.streams == 0)
-            assert not transport.counters.cut_off
-
-    run(test)
+async def test_a_thousand_long_polls_of_one_client_are_freed_when_it_leaves() -> None:
+    held = Held()
+    method = Method("/s/held", MethodType.UNARY, start=held.start)
+    async with listening(method) as (transport, port), channel(port) as client:
+        calls = [client.unary_unary("/s/held")(b"") for _ in range(1_000)]
+        await until(lambda: len(held.calls) == 1_000)
+        for one in calls[:500]:
+            one.cancel()
+        await until(lambda: len(held.gone) == 500)
+        await client.close()
+        await until(lambda: len(held.gone) == 1_000)
+        await until(lambda: transport.counters.streams == 0)
+        assert not transport.counters.cut_off
 
 
-def test_a_poll_is_freed_when_its_connection_is_cut() -> None:
-    async def test() -> None:
-        held = Held()
-        async with listening(Method("/s/held", MethodType.UNARY, start=held.start)) as (
-            server,
-            port,
-        ):
-            _, writer = await asyncio.open_connection(LOCAL, port)
-            asked = frames.frame(
-                frames.HEADERS, WHOLE, 1, Encoder().encode(request_headers("/s/held"))
-            )
-            asked += frames.frame(frames.DATA, END, 1, prefixed(b""))
-            writer.write(frames.PREFACE + frames.settings({}) + asked)
-            await until(lambda: len(held.calls) == 1)
-            writer.transport.abort()
-            await until(lambda: len(held.gone) == 1)
-            assert server.counters.streams == server.counters.connections == 0
-
-    run(test)
+async def test_a_poll_is_freed_when_its_connection_is_cut() -> None:
+    held = Held()
+    async with listening(Method("/s/held", MethodType.UNARY, start=held.start)) as (
+        server,
+        port,
+    ):
+        _, writer = await asyncio.open_connection(LOCAL, port)
+        asked = frames.frame(frames.HEADERS, WHOLE, 1, Encoder().encode(request_headers("/s/held")))
+        asked += frames.frame(frames.DATA, END, 1, prefixed(b""))
+        writer.write(frames.PREFACE + frames.settings({}) + asked)
+        await until(lambda: len(held.calls) == 1)
+        writer.transport.abort()
+        await until(lambda: len(held.gone) == 1)
+        assert server.counters.streams == server.counters.connections == 0
 
 
-def test_who_is_cut_off_reads_why_even_if_it_was_still_writing() -> None:
-    async def test() -> None:
-        async with listening(ECHO) as (_, port):
-            reader, writer = await asyncio.open_connection(LOCAL, port)
-            writer.write(frames.PREFACE + frames.ping(b"12345678") + b"x" * (8 << 20))
-            assert b"the first frame is not SETTINGS" in await reader.read()
-            writer.close()
-
-    run(test)
+async def test_who_is_cut_off_reads_why_even_if_it_was_still_writing() -> None:
+    async with listening(ECHO) as (_, port):
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        writer.write(frames.PREFACE + frames.ping(b"12345678") + b"x" * (8 << 20))
+        assert b"the first frame is not SETTINGS" in await reader.read()
+        writer.close()
 
 
-def test_a_server_that_stops_lets_running_calls_finish_and_sends_later_ones_elsewhere() -> None:
-    async def test() -> None:
-        held = Held()
-        method = Method("/s/held", MethodType.UNARY, start=held.start)
-        async with listening(method, ECHO) as (transport, port), channel(port) as client:
-            running = asyncio.ensure_future(client.unary_unary("/s/held")(b""))
-            await until(lambda: len(held.calls) == 1)
-            stopping = asyncio.create_task(transport.stop(5))
-            await until(lambda: transport.stopping)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await client.unary_unary("/s/echo")(b"x")
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            held.calls[0].send(b"done")
-            held.calls[0].finish()
-            assert await running == b"done"
-            await stopping
-
-    run(test)
-
-
-def test_a_connection_too_many_is_told_so_and_the_others_live() -> None:
-    async def test() -> None:
-        async with listening(ECHO, max_connections=1) as (transport, port), channel(port) as first:
-            assert await first.unary_unary("/s/echo")(b"x") == b"x"
-            reader, writer = await asyncio.open_connection(LOCAL, port)
-            said = await reader.read()
-            assert b"lean.max_connections" in said
-            writer.close()
-            assert dict(transport.counters.cut_off) == {"connections": 1}
-            assert await first.unary_unary("/s/echo")(b"x") == b"x"
-
-    run(test)
+async def test_a_server_that_stops_lets_running_calls_finish_and_sends_later_ones_elsewhere() -> (
+    None
+):
+    held = Held()
+    method = Method("/s/held", MethodType.UNARY, start=held.start)
+    async with listening(method, ECHO) as (transport, port), channel(port) as client:
+        running = asyncio.ensure_future(client.unary_unary("/s/held")(b""))
+        await until(lambda: len(held.calls) == 1)
+        stopping = asyncio.create_task(transport.stop(5))
+        await until(lambda: transport.stopping)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.unary_unary("/s/echo")(b"x")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        held.calls[0].send(b"done")
+        held.calls[0].finish()
+        assert await running == b"done"
+        await stopping
 
 
-def test_a_client_that_reads_nothing_fills_no_memory() -> None:
+async def test_a_connection_too_many_is_told_so_and_the_others_live() -> None:
+    async with listening(ECHO, max_connections=1) as (transport, port), channel(port) as first:
+        assert await first.unary_unary("/s/echo")(b"x") == b"x"
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        said = await reader.read()
+        assert b"lean.max_connections" in said
+        writer.close()
+        assert dict(transport.counters.cut_off) == {"connections": 1}
+        assert await first.unary_unary("/s/echo")(b"x") == b"x"
+
+
+async def test_a_client_that_reads_nothing_fills_no_memory() -> None:
     """Its socket is full, its windows are wide open: answers wait, up to the bound."""
 
-    async def test() -> None:
-        async with listening(REPEAT, max_unsent_bytes=1 << 20) as (transport, port):
-            loop = asyncio.get_running_loop()
-            sock = socket.socket()
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            sock.setblocking(False)
-            await loop.sock_connect(sock, (LOCAL, port))
-            wide = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
-            more = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
-            await loop.sock_sendall(sock, frames.PREFACE + wide + more)
-            await until(lambda: bool(transport.connections))
-            (one,) = transport.connections
-            assert one._transport is not None
-            ours = one._transport.get_extra_info("socket")
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-            block = Encoder().encode([(n, v, True) for n, v in request_headers("/s/repeat")])
-            content = prefixed(b"x" * 10_000)
-            for stream in range(1, 101, 2):
-                before = stream // 2
-                await until(lambda: transport.counters.calls == before)  # noqa: B023 - awaited here
-                asked = frames.frame(frames.HEADERS, WHOLE, stream, block)
-                asked += frames.frame(frames.DATA, END, stream, content)
-                await loop.sock_sendall(sock, asked)
-            await until(lambda: transport.counters.cut_off["unsent"] > 10)
-            assert not one.core.outbox.writable
-            assert one.core.outbox.unsent_bytes < 2 << 20
-            assert one._transport.get_write_buffer_size() < WRITE_BUFFER_BYTES + MAX_TICK_BYTES * 2
-            assert dict(transport.counters.cut_off).keys() == {"unsent"}
-            # Once it reads, every call comes to its end.
-            cutter = frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES)
-            ended: set[int] = set()
-            while len(ended) < 50:
-                data = await loop.sock_recv(sock, 1 << 16)
-                for kind, flags, stream, _ in cutter.feed(data):
-                    if kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & END):
-                        ended.add(stream)
-            assert one.core.outbox.unsent_bytes == 0
-            sock.close()
-
-    run(test)
+    async with listening(REPEAT, max_unsent_bytes=1 << 20) as (transport, port):
+        loop = asyncio.get_running_loop()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (LOCAL, port))
+        wide = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+        more = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
+        await loop.sock_sendall(sock, frames.PREFACE + wide + more)
+        await until(lambda: bool(transport.connections))
+        (one,) = transport.connections
+        assert one._transport is not None
+        ours = one._transport.get_extra_info("socket")
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        block = Encoder().encode([(n, v, True) for n, v in request_headers("/s/repeat")])
+        content = prefixed(b"x" * 10_000)
+        for stream in range(1, 101, 2):
+            before = stream // 2
+            await until(lambda: transport.counters.calls == before)  # noqa: B023 - awaited here
+            asked = frames.frame(frames.HEADERS, WHOLE, stream, block)
+            asked += frames.frame(frames.DATA, END, stream, content)
+            await loop.sock_sendall(sock, asked)
+        await until(lambda: transport.counters.cut_off["unsent"] > 10)
+        assert not one.core.outbox.writable
+        assert one.core.outbox.unsent_bytes < 2 << 20
+        assert one._transport.get_write_buffer_size() < WRITE_BUFFER_BYTES + MAX_TICK_BYTES * 2
+        assert dict(transport.counters.cut_off).keys() == {"unsent"}
+        # Once it reads, every call comes to its end.
+        cutter = frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES)
+        ended: set[int] = set()
+        while len(ended) < 50:
+            data = await loop.sock_recv(sock, 1 << 16)
+            for kind, flags, stream, _ in cutter.feed(data):
+                if kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & END):
+                    ended.add(stream)
+        assert one.core.outbox.unsent_bytes == 0
+        sock.close()
 
 
-def test_the_kernel_gives_a_slow_reader_no_less_time_than_we_do() -> None:
-    async def test() -> None:
-        async with listening(ECHO, stall_ms=70_000) as (transport, port):
-            _, writer = await asyncio.open_connection(LOCAL, port)
-            await until(lambda: bool(transport.connections))
-            (one,) = transport.connections
-            assert one._transport is not None
-            sock = one._transport.get_extra_info("socket")
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 70_000
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            writer.close()
-
-    run(test)
+async def test_the_kernel_gives_a_slow_reader_no_less_time_than_we_do() -> None:
+    async with listening(ECHO, stall_ms=70_000) as (transport, port):
+        _, writer = await asyncio.open_connection(LOCAL, port)
+        await until(lambda: bool(transport.connections))
+        (one,) = transport.connections
+        assert one._transport is not None
+        sock = one._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 70_000
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        writer.close()
 
 
-def test_control_frames_that_are_not_read_end_in_the_bound_of_the_socket() -> None:
-    async def test() -> None:
-        limits = {"max_unsent_bytes": 1 << 16, "max_control_per_s": 1_000_000}
-        async with listening(ECHO, **limits) as (transport, port):
-            loop = asyncio.get_running_loop()
-            sock = socket.socket()
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            sock.setblocking(False)
-            await loop.sock_connect(sock, (LOCAL, port))
-            await loop.sock_sendall(sock, frames.PREFACE + frames.settings({}))
-            flood = frames.ping(b"12345678") * 1_000
-            with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the kernel likes
-                await flooded(loop, sock, flood)
-            assert transport.counters.cut_off["unread"] == 1
-            sock.close()
-
-    run(test)
+async def test_control_frames_that_are_not_read_end_in_the_bound_of_the_socket() -> None:
+    limits = {"max_unsent_bytes": 1 << 16, "max_control_per_s": 1_000_000}
+    async with listening(ECHO, **limits) as (transport, port):
+        loop = asyncio.get_running_loop()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (LOCAL, port))
+        await loop.sock_sendall(sock, frames.PREFACE + frames.settings({}))
+        flood = frames.ping(b"12345678") * 1_000
+        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the kernel likes
+            await flooded(loop, sock, flood)
+        assert transport.counters.cut_off["unread"] == 1
+        sock.close()
 
 
 async def flooded(loop: asyncio.AbstractEventLoop, sock: socket.socket, data: bytes) -> None:
@@ -288,29 +244,23 @@ async def flooded(loop: asyncio.AbstractEventLoop, sock: socket.socket, data: by
         await loop.sock_sendall(sock, data)
 
 
-def test_a_browser_gets_an_answer_that_it_can_show() -> None:
-    async def test() -> None:
-        async with listening(ECHO) as (_, port):
-            reader, writer = await asyncio.open_connection(LOCAL, port)
-            writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
-            said = await reader.read()
-            assert said.startswith(b"HTTP/1.1 505 ")
-            assert said.endswith(b"this port speaks gRPC over HTTP/2\n")
-            writer.close()
-
-    run(test)
+async def test_a_browser_gets_an_answer_that_it_can_show() -> None:
+    async with listening(ECHO) as (_, port):
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 505 ")
+        assert said.endswith(b"this port speaks gRPC over HTTP/2\n")
+        writer.close()
 
 
-def test_a_taken_port_is_an_error_and_may_be_shared_on_request() -> None:
-    async def test() -> None:
-        async with listening(ECHO) as (_, port):
-            with pytest.raises(RuntimeError):
-                await LeanTransport([ECHO], LOCAL, port).start()
-        first = LeanTransport([ECHO], LOCAL, 0, reuse_port=True)
-        port = await first.start()
-        second = LeanTransport([ECHO], LOCAL, port, reuse_port=True)
-        assert await second.start() == port
-        await first.stop(0)
-        await second.stop(0)
-
-    run(test)
+async def test_a_taken_port_is_an_error_and_may_be_shared_on_request() -> None:
+    async with listening(ECHO) as (_, port):
+        with pytest.raises(RuntimeError):
+            await LeanTransport([ECHO], LOCAL, port).start()
+    first = LeanTransport([ECHO], LOCAL, 0, reuse_port=True)
+    port = await first.start()
+    second = LeanTransport([ECHO], LOCAL, port, reuse_port=True)
+    assert await second.start() == port
+    await first.stop(0)
+    await second.stop(0)

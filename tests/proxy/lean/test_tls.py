@@ -37,14 +37,6 @@ ECHO = Method("/s/echo", MethodType.UNARY, start=echo)
 REPEAT = Method("/s/repeat", MethodType.SERVER_STREAM, start=repeat)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def in_time() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(in_time())
-
-
 async def until(met: Callable[[], bool]) -> None:
     while not met():  # noqa: ASYNC110 - what it waits for has no event
         await asyncio.sleep(0.005)
@@ -97,65 +89,58 @@ async def said_over_tls(port: int, context: ssl.SSLContext, words: bytes) -> byt
     return answer
 
 
-def test_a_real_client_that_checks_the_certificate_sends_much_both_ways(tmp_path: Path) -> None:
-    async def test() -> None:
-        files = pair(tmp_path)
-        async with listening(Certificates.of_files(*files)) as (transport, port):
-            async with secure(port, files[0]) as client:
-                body = bytes(range(256)) * 4_096
-                assert await client.unary_unary("/s/echo")(body) == body
-                call = client.unary_stream("/s/repeat")(body)
-                assert [one == body async for one in call] == [True] * 20
-            assert transport.counters.faults == 0
-            assert not transport.counters.tls_refused
+async def test_a_real_client_that_checks_the_certificate_sends_much_both_ways(
+    tmp_path: Path,
+) -> None:
+    files = pair(tmp_path)
+    async with listening(Certificates.of_files(*files)) as (transport, port):
+        async with secure(port, files[0]) as client:
+            body = bytes(range(256)) * 4_096
+            assert await client.unary_unary("/s/echo")(body) == body
+            call = client.unary_stream("/s/repeat")(body)
+            assert [one == body async for one in call] == [True] * 20
+        assert transport.counters.faults == 0
+        assert not transport.counters.tls_refused
 
-    run(test)
 
-
-def test_tls_and_plain_text_share_a_port_at_the_same_time(tmp_path: Path) -> None:
-    async def test() -> None:
-        files = pair(tmp_path)
-        async with (
-            listening(Certificates.of_files(*files)) as (transport, port),
-            secure(port, files[0]) as safe,
-            plain(port) as open_one,
-        ):
-            calls = [
-                client.unary_unary("/s/echo")(b"%d" % number)
-                for number in range(200)
-                for client in (safe, open_one)
-            ]
-            answers = await asyncio.gather(*calls)
-            assert answers == [b"%d" % (number // 2) for number in range(400)]
-            assert transport.counters.connections == 2
-
-    run(test)
+async def test_tls_and_plain_text_share_a_port_at_the_same_time(tmp_path: Path) -> None:
+    files = pair(tmp_path)
+    async with (
+        listening(Certificates.of_files(*files)) as (transport, port),
+        secure(port, files[0]) as safe,
+        plain(port) as open_one,
+    ):
+        calls = [
+            client.unary_unary("/s/echo")(b"%d" % number)
+            for number in range(200)
+            for client in (safe, open_one)
+        ]
+        answers = await asyncio.gather(*calls)
+        assert answers == [b"%d" % (number // 2) for number in range(400)]
+        assert transport.counters.connections == 2
 
 
 @pytest.mark.parametrize("protocols", [(), ("http/1.1",)])
-def test_a_client_that_does_not_name_http_2_is_told_so(
+async def test_a_client_that_does_not_name_http_2_is_told_so(
     tmp_path: Path, protocols: tuple[str, ...]
 ) -> None:
-    async def test() -> None:
-        files = pair(tmp_path)
-        async with listening(Certificates.of_files(*files)) as (transport, port):
-            context = trusting(files[0], *protocols)
-            http_2 = await said_over_tls(port, context, frames.PREFACE + frames.settings({}))
-            cut = list(frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES).feed(http_2))
-            assert cut[0][0] == frames.SETTINGS
-            kind, _, _, payload = cut[-1]
-            assert kind == frames.GOAWAY
-            assert payload[4:8] == frames.ErrorCode.INADEQUATE_SECURITY.to_bytes(4, "big")
-            assert b"has to name by ALPN (h2)" in payload
-            http_1 = await said_over_tls(port, context, b"GET / HTTP/1.1\r\n\r\n")
-            assert http_1.startswith(b"HTTP/1.1 505 ")
-            assert b"has to name by ALPN (h2)" in http_1
-            assert dict(transport.counters.tls_refused) == {"alpn": 2}
-
-    run(test)
+    files = pair(tmp_path)
+    async with listening(Certificates.of_files(*files)) as (transport, port):
+        context = trusting(files[0], *protocols)
+        http_2 = await said_over_tls(port, context, frames.PREFACE + frames.settings({}))
+        cut = list(frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES).feed(http_2))
+        assert cut[0][0] == frames.SETTINGS
+        kind, _, _, payload = cut[-1]
+        assert kind == frames.GOAWAY
+        assert payload[4:8] == frames.ErrorCode.INADEQUATE_SECURITY.to_bytes(4, "big")
+        assert b"has to name by ALPN (h2)" in payload
+        http_1 = await said_over_tls(port, context, b"GET / HTTP/1.1\r\n\r\n")
+        assert http_1.startswith(b"HTTP/1.1 505 ")
+        assert b"has to name by ALPN (h2)" in http_1
+        assert dict(transport.counters.tls_refused) == {"alpn": 2}
 
 
-def test_garbage_that_begins_like_tls_gets_an_alert_and_harms_nobody(tmp_path: Path) -> None:
+async def test_garbage_that_begins_like_tls_gets_an_alert_and_harms_nobody(tmp_path: Path) -> None:
     seed = 7
 
     async def test() -> None:
@@ -177,81 +162,71 @@ def test_garbage_that_begins_like_tls_gets_an_alert_and_harms_nobody(tmp_path: P
             assert transport.counters.tls_refused["handshake"] > 25
 
     print(f"seed {seed}")
-    run(test)
+    await test()
 
 
-def test_a_record_that_was_changed_on_the_way_ends_its_connection_only(tmp_path: Path) -> None:
-    async def test() -> None:
-        files = pair(tmp_path)
-        async with listening(Certificates.of_files(*files)) as (transport, port):
-            client = ClientSide(trusting(files[0], "h2"))
-            reader, writer = await asyncio.open_connection(LOCAL, port)
-            while not client.shake():
-                writer.write(client.take())
-                client.give(await reader.read(1 << 16))
+async def test_a_record_that_was_changed_on_the_way_ends_its_connection_only(
+    tmp_path: Path,
+) -> None:
+    files = pair(tmp_path)
+    async with listening(Certificates.of_files(*files)) as (transport, port):
+        client = ClientSide(trusting(files[0], "h2"))
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        while not client.shake():
             writer.write(client.take())
-            broken = bytearray(client.sealed(frames.PREFACE + frames.settings({})))
-            broken[-1] ^= 1
-            writer.write(broken)
+            client.give(await reader.read(1 << 16))
+        writer.write(client.take())
+        broken = bytearray(client.sealed(frames.PREFACE + frames.settings({})))
+        broken[-1] ^= 1
+        writer.write(broken)
+        await reader.read()
+        writer.close()
+        assert dict(transport.counters.tls_refused) == {"record": 1}
+
+
+async def test_half_a_handshake_is_cut_off_in_time(tmp_path: Path) -> None:
+    files = pair(tmp_path)
+    async with listening(Certificates.of_files(*files), handshake_ms=10) as (server, port):
+        hello = ClientSide(trusting(files[0], "h2"))
+        hello.shake()
+        first = hello.take()
+        for words in (first[:1], first[:100], first):
+            reader, writer = await asyncio.open_connection(LOCAL, port)
+            writer.write(words)
             await reader.read()
             writer.close()
-            assert dict(transport.counters.tls_refused) == {"record": 1}
-
-    run(test)
-
-
-def test_half_a_handshake_is_cut_off_in_time(tmp_path: Path) -> None:
-    async def test() -> None:
-        files = pair(tmp_path)
-        async with listening(Certificates.of_files(*files), handshake_ms=10) as (server, port):
-            hello = ClientSide(trusting(files[0], "h2"))
-            hello.shake()
-            first = hello.take()
-            for words in (first[:1], first[:100], first):
-                reader, writer = await asyncio.open_connection(LOCAL, port)
-                writer.write(words)
-                await reader.read()
-                writer.close()
-            await until(lambda: server.counters.connections == 0)
-            assert dict(server.counters.cut_off) == {"handshake": 3}
-
-    run(test)
+        await until(lambda: server.counters.connections == 0)
+        assert dict(server.counters.cut_off) == {"handshake": 3}
 
 
-def test_a_port_without_tls_answers_tls_with_an_alert() -> None:
-    async def test() -> None:
-        async with listening(None) as (transport, port):
-            with pytest.raises(ssl.SSLError) as caught:
-                await asyncio.open_connection(LOCAL, port, ssl=ssl._create_unverified_context())
-            assert "HANDSHAKE_FAILURE" in str(caught.value)
-            assert dict(transport.counters.tls_refused) == {"off": 1}
-            async with plain(port) as client:
-                assert await client.unary_unary("/s/echo")(b"x") == b"x"
-
-    run(test)
+async def test_a_port_without_tls_answers_tls_with_an_alert() -> None:
+    async with listening(None) as (transport, port):
+        with pytest.raises(ssl.SSLError) as caught:
+            await asyncio.open_connection(LOCAL, port, ssl=ssl._create_unverified_context())
+        assert "HANDSHAKE_FAILURE" in str(caught.value)
+        assert dict(transport.counters.tls_refused) == {"off": 1}
+        async with plain(port) as client:
+            assert await client.unary_unary("/s/echo")(b"x") == b"x"
 
 
-def test_a_port_with_tls_only_says_so_to_plain_text(tmp_path: Path) -> None:
-    async def test() -> None:
-        files = pair(tmp_path)
-        async with listening(Certificates.of_files(*files), tls_only=True) as (transport, port):
-            reader, writer = await asyncio.open_connection(LOCAL, port)
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            said = await reader.read()
-            assert said.startswith(b"HTTP/1.1 505")
-            assert b"this port takes TLS only (proxy.tls)" in said
-            writer.close()
-            async with plain(port) as client:
-                for path in ("/s/echo", "/s/absent"):
-                    with pytest.raises(grpc.aio.AioRpcError) as caught:
-                        await client.unary_unary(path)(b"x")
-                    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-                    assert caught.value.details() == "this port takes TLS only (proxy.tls)"
-            async with secure(port, files[0]) as client:
-                assert await client.unary_unary("/s/echo")(b"x") == b"x"
-            assert dict(transport.counters.tls_refused) == {"plain": 2}
-
-    run(test)
+async def test_a_port_with_tls_only_says_so_to_plain_text(tmp_path: Path) -> None:
+    files = pair(tmp_path)
+    async with listening(Certificates.of_files(*files), tls_only=True) as (transport, port):
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 505")
+        assert b"this port takes TLS only (proxy.tls)" in said
+        writer.close()
+        async with plain(port) as client:
+            for path in ("/s/echo", "/s/absent"):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await client.unary_unary(path)(b"x")
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert caught.value.details() == "this port takes TLS only (proxy.tls)"
+        async with secure(port, files[0]) as client:
+            assert await client.unary_unary("/s/echo")(b"x") == b"x"
+        assert dict(transport.counters.tls_refused) == {"plain": 2}
 
 
 def shown(port: int, certificate: str) -> Coroutine[Any, Any, bytes]:
@@ -273,32 +248,29 @@ def der(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-def test_a_certificate_is_changed_without_a_restart_and_old_connections_live(
+async def test_a_certificate_is_changed_without_a_restart_and_old_connections_live(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        live, new = tmp_path / "live", tmp_path / "new"
-        files = pair(live)
-        pair(new)
-        certificates = Certificates.of_files(*files)
-        async with listening(certificates) as (_, port), secure(port, files[0]) as old:
-            assert await old.unary_unary("/s/echo")(b"x") == b"x"
-            before = await shown(port, files[0])
-            assert before == der(live / "certificate.pem")
-            os.replace(new / "certificate.pem", live / "certificate.pem")
-            # Between the two files nothing fits: the old pair stays.
-            await until(lambda: certificates.refused == 1)
-            assert await shown(port, files[0]) == before
-            os.replace(new / "key.pem", live / "key.pem")
-            await until(lambda: certificates.reloaded == 1)
-            after = await shown(port, files[0])
-            assert after == der(live / "certificate.pem") != before
-            assert await old.unary_unary("/s/echo")(b"y") == b"y"
-            async with secure(port, files[0]) as later:
-                assert await later.unary_unary("/s/echo")(b"z") == b"z"
-            assert (certificates.refused, certificates.reloaded) == (1, 1)
-
-    run(test)
+    live, new = tmp_path / "live", tmp_path / "new"
+    files = pair(live)
+    pair(new)
+    certificates = Certificates.of_files(*files)
+    async with listening(certificates) as (_, port), secure(port, files[0]) as old:
+        assert await old.unary_unary("/s/echo")(b"x") == b"x"
+        before = await shown(port, files[0])
+        assert before == der(live / "certificate.pem")
+        os.replace(new / "certificate.pem", live / "certificate.pem")
+        # Between the two files nothing fits: the old pair stays.
+        await until(lambda: certificates.refused == 1)
+        assert await shown(port, files[0]) == before
+        os.replace(new / "key.pem", live / "key.pem")
+        await until(lambda: certificates.reloaded == 1)
+        after = await shown(port, files[0])
+        assert after == der(live / "certificate.pem") != before
+        assert await old.unary_unary("/s/echo")(b"y") == b"y"
+        async with secure(port, files[0]) as later:
+            assert await later.unary_unary("/s/echo")(b"z") == b"z"
+        assert (certificates.refused, certificates.reloaded) == (1, 1)
 
 
 # -- without sockets
