@@ -2,8 +2,10 @@
 
 import ast
 import difflib
+import doctest
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -285,3 +287,14 @@ def test_the_readme_lists_what_is_missing() -> None:
 
 def test_the_readme_fits_one_sitting() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_bytes_on_the_page_of_formats_are_those_that_the_code_writes() -> None:
+    def fields(data: bytes, *sizes: int) -> None:
+        ends = [*accumulate(sizes), len(data)]
+        parts = [data[start:end].hex() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        print(*filter(None, parts))
+
+    page = str(ROOT / "docs/reference/formats.md")
+    failed, tried = doctest.testfile(page, module_relative=False, globs={"fields": fields})
+    assert (failed, tried > 30) == (0, True)
