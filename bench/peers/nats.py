@@ -12,7 +12,7 @@ from bench.peers.processes import Process, free_port, wait_for_port
 from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
 from popmq.cli.load.requests import BATCH
-from popmq.cli.load.sending import OnSent, unexpected
+from popmq.cli.load.sending import OnSent
 
 STREAM = CONSUMER = "bench"
 CONFIG = """listen: "127.0.0.1:{port}"
@@ -172,19 +172,18 @@ class NatsChannel(Channel):
 
 class NatsLane:
     def __init__(self, channel: NatsChannel, body: int) -> None:
-        self.on_sent: OnSent = unexpected
         self._channel = channel
         self._body = body
         self.flush = channel.flush
 
-    def put(self, asked_s: float) -> None:
-        body = stamped(self._body, asked_s)
-        self._channel.request(STREAM.encode(), body, self._answered, asked_s)
+    def put(self, asked_s: float, on_sent: OnSent) -> None:
+        def on_reply(reply: bytes, payload: bytes, asked_s: float) -> None:
+            """{"stream":"bench","seq":1}, or an error."""
+            good = payload.startswith(b'{"stream":') and b'"seq":' in payload
+            on_sent(self, asked_s, "" if good and b"error" not in payload else payload.decode())
 
-    def _answered(self, reply: bytes, payload: bytes, asked_s: float) -> None:
-        """{"stream":"bench","seq":1}, or an error."""
-        good = payload.startswith(b'{"stream":') and b'"seq":' in payload
-        self.on_sent(self, asked_s, "" if good and b"error" not in payload else payload.decode())
+        body = stamped(self._body, asked_s)
+        self._channel.request(STREAM.encode(), body, on_reply, asked_s)
 
 
 class _Consume:

@@ -11,7 +11,7 @@ from bench.peers.processes import Process, free_port, wait_for_port
 from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
 from popmq.cli.load.requests import BATCH
-from popmq.cli.load.sending import OnSent, unexpected
+from popmq.cli.load.sending import OnSent
 
 QUEUE = b"bench"
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
@@ -270,11 +270,10 @@ class RabbitLane:
     """Publishes to the queue by its name; a confirm may be for all up to its number."""
 
     def __init__(self, channel: AmqpChannel, body: int) -> None:
-        self.on_sent: OnSent = unexpected
         self._channel = channel
         self._body = body
         self._number = 0
-        self._open: dict[int, float] = {}  # in the order of their numbers
+        self._open: dict[int, tuple[float, OnSent]] = {}  # in the order of their numbers
         self.flush = channel.flush
         channel.confirmed = self._confirmed
         publish = struct.pack(">HHH", *PUBLISH, 0) + _short(b"") + _short(QUEUE) + b"\0"
@@ -282,16 +281,17 @@ class RabbitLane:
         header = struct.pack(">HHQHB", 60, 0, body, 1 << 12, 2)
         self._head = frame(METHOD, 1, publish) + frame(HEADER, 1, header)
 
-    def put(self, asked_s: float) -> None:
+    def put(self, asked_s: float, on_sent: OnSent) -> None:
         self._number += 1
-        self._open[self._number] = asked_s
+        self._open[self._number] = (asked_s, on_sent)
         self._channel.out.append(self._head)
         self._channel.out.append(frame(BODY, 1, stamped(self._body, asked_s)))
 
     def _confirmed(self, tag: int, many: bool, good: bool) -> None:
         numbers = [n for n in list(self._open) if n <= tag] if many else [tag]
         for number in numbers:
-            self.on_sent(self, self._open.pop(number), "" if good else "basic.nack")
+            asked_s, on_sent = self._open.pop(number)
+            on_sent(self, asked_s, "" if good else "basic.nack")
 
 
 def _acker(channel: AmqpChannel, result: ConsumeStats) -> Callable[[int, bytes], None]:

@@ -12,7 +12,7 @@ from bench.peers.processes import Process, free_port, wait_for_port
 from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
 from popmq.cli.load.requests import BATCH
-from popmq.cli.load.sending import OnSent, unexpected
+from popmq.cli.load.sending import OnSent
 
 STREAM, GROUP = b"bench", b"bench"
 
@@ -144,20 +144,19 @@ def _value(data: bytes, place: int) -> tuple[Value, int] | None:
 
 class RedisLane:
     def __init__(self, channel: RespChannel, body: int) -> None:
-        self.on_sent: OnSent = unexpected
         self._channel = channel
         self._body = body
         self.flush = channel.flush
         head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$1\r\nb\r\n$%d\r\n"
         self._head = head % (len(STREAM), STREAM, body)
 
-    def put(self, asked_s: float) -> None:
-        command = b"%b%b\r\n" % (self._head, stamped(self._body, asked_s))
-        self._channel.raw(command, self._answered, asked_s)
+    def put(self, asked_s: float, on_sent: OnSent) -> None:
+        def on_reply(value: Value, asked_s: float) -> None:
+            # The answer to XADD is the new entry's id, a bulk string.
+            on_sent(self, asked_s, "" if isinstance(value, bytes) else repr(value))
 
-    def _answered(self, value: Value, asked_s: float) -> None:
-        # The answer to XADD is the new entry's id, a bulk string.
-        self.on_sent(self, asked_s, "" if isinstance(value, bytes) else repr(value))
+        command = b"%b%b\r\n" % (self._head, stamped(self._body, asked_s))
+        self._channel.raw(command, on_reply, asked_s)
 
 
 def consume(

@@ -58,9 +58,8 @@ def test_nats_acks_of_the_stream_are_told_from_errors(
     channel = nats.NatsChannel(reactor, listening)
     lane = nats.NatsLane(channel, 64)
     sent: list[str] = []
-    lane.on_sent = lambda lane, asked_s, why: sent.append(why)
-    lane.put(1.0)
-    lane.put(2.0)
+    lane.put(1.0, lambda lane, asked_s, why: sent.append(why))
+    lane.put(2.0, lambda lane, asked_s, why: sent.append(why))
     inboxes = [data.split()[2] for data in channel.out if data.startswith(b"PUB")]
     good = b'{"stream":"bench","seq":1}'
     bad = json.dumps({"error": {"code": 503}, "stream": "bench", "seq": 0}).encode()
@@ -87,9 +86,8 @@ def test_rabbitmq_confirms_one_or_all_up_to_a_number(
     channel = rabbitmq.AmqpChannel(reactor, listening)
     lane = rabbitmq.RabbitLane(channel, 64)
     sent: list[tuple[float, str]] = []
-    lane.on_sent = lambda lane, asked_s, why: sent.append((asked_s, why))
     for number in range(4):
-        lane.put(float(number))
+        lane.put(float(number), lambda lane, asked_s, why: sent.append((asked_s, why)))
     answer = b"".join(
         rabbitmq.frame(rabbitmq.METHOD, 1, struct.pack(">HHQ?", *method, tag, many))
         for method, tag, many in (

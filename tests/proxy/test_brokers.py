@@ -312,9 +312,8 @@ def test_a_new_broker_takes_only_its_own_share() -> None:
 
 async def test_a_broker_group_whose_epoch_rises_is_told_of_and_no_other() -> None:
     controller, clock = Controller(), Clock()
-    brokers = RoutedBrokers([controller], Way, clock)
     told: list[str] = []
-    brokers.on_new_master = told.append
+    brokers = RoutedBrokers([controller], Way, clock, told.append)
     brokers.start()
     for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 1)):
         brokers.changed.clear()

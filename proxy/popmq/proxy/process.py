@@ -43,10 +43,9 @@ class ProxyProcess:
         self._settings = settings
         self._tls_folder = tls_folder
         clock = clock or SystemClock()
-        self._routed = RoutedBrokers(controllers, open_port, clock)
+        self._routed = RoutedBrokers(controllers, open_port, clock, self._resend_lites)
         self._turn = turn or LoopIteration()
         self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.call_at_end)
-        self._routed.on_new_master = self._proxy.lites.resend_to
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
         self._shares_port = False
@@ -99,6 +98,9 @@ class ProxyProcess:
         self._proxy.clients.start()
         self._proxy.checks.start()
         return self._proxy.endpoint
+
+    def _resend_lites(self, broker_group: str) -> None:
+        self._proxy.lites.resend_to(broker_group)
 
     def _make_transport(self, host: str, port: int) -> Transport:
         methods = self._proxy.methods()

@@ -121,10 +121,9 @@ def lateness(
         # The wire has milliseconds, so both clocks get the same rounding.
         deliver_at_ms = round(wall_zero_ms + after_s * 1000)
         due_s = zero_s + (deliver_at_ms - wall_zero_ms) / 1000
-        lane.put_delayed(time.perf_counter(), due_s, deliver_at_ms)
+        lane.put_delayed(time.perf_counter(), due_s, deliver_at_ms, sent)
 
     for lane in lanes:
-        lane.on_sent = sent
         for _ in range(32):
             put(lane)
         lane.flush()

@@ -23,10 +23,8 @@ _TICK_S = 0.001
 
 
 class Sender(Protocol):
-    on_sent: OnSent
-
     @abstractmethod
-    def put(self, asked_s: float) -> None:
+    def put(self, asked_s: float, on_sent: OnSent) -> None:
         """Ask for one message to be stored; it goes out with the next `flush`."""
 
     @abstractmethod
@@ -37,26 +35,24 @@ class RocketMqSender:
     """Sends one message a call, as the official clients do."""
 
     def __init__(self, channel: Http2Channel, template: SendTemplate) -> None:
-        self.on_sent: OnSent = unexpected
         self._channel = channel
         self._template = template
         self.flush = channel.flush
 
-    def put(self, asked_s: float) -> None:
-        request = self._template.request(int(asked_s * 1e9))
-        self._channel.call(SEND, request, self._answered, asked_s)
+    def put(self, asked_s: float, on_sent: OnSent) -> None:
+        self._call(self._template.request(int(asked_s * 1e9)), asked_s, on_sent)
 
-    def put_delayed(self, asked_s: float, due_s: float, deliver_at_ms: int) -> None:
-        """The stamp in the body is `due_s`, so whoever receives it knows how late it is."""
-        request = self._template.delayed(int(due_s * 1e9), deliver_at_ms)
-        self._channel.call(SEND, request, self._answered, asked_s)
+    def put_delayed(
+        self, asked_s: float, due_s: float, deliver_at_ms: int, on_sent: OnSent
+    ) -> None:
+        """The stamp in the body is `due_s`, from which the receiver computes how late it is."""
+        self._call(self._template.delayed(int(due_s * 1e9), deliver_at_ms), asked_s, on_sent)
 
-    def _answered(self, asked_s: float, status: str, data: bytes) -> None:
-        self.on_sent(self, asked_s, send_refusal(status, data))
+    def _call(self, request: bytes, asked_s: float, on_sent: OnSent) -> None:
+        def on_end(asked_s: float, status: str, data: bytes) -> None:
+            on_sent(self, asked_s, send_refusal(status, data))
 
-
-def unexpected(lane: Sender, asked_s: float, why: str) -> None:
-    raise LoadError("an answer came while no load was running")
+        self._channel.call(SEND, request, on_end, asked_s)
 
 
 class ClosedLoad:
@@ -81,10 +77,9 @@ class ClosedLoad:
         self.tally.begin()
         self._stop_at = self.tally.began + seconds
         for lane in self._lanes:
-            lane.on_sent = self._sent
             for _ in range(min(self._in_flight, self._limit - self.tally.asked)):
                 self.tally.asked += 1
-                lane.put(time.perf_counter())
+                lane.put(time.perf_counter(), self._sent)
             lane.flush()
 
     def over(self) -> bool:
@@ -98,7 +93,7 @@ class ClosedLoad:
             tally.ok(asked_s)
         if tally.ended < self._stop_at and tally.asked < self._limit:
             tally.asked += 1
-            lane.put(tally.ended)
+            lane.put(tally.ended, self._sent)
 
 
 class OpenLoad:
@@ -120,8 +115,6 @@ class OpenLoad:
         return self.tally
 
     def begin(self, seconds: float) -> None:
-        for lane in self._lanes:
-            lane.on_sent = self._sent
         self.tally.begin()
         self._stop_at = self.tally.began + seconds
         self._tick()
@@ -138,7 +131,7 @@ class OpenLoad:
                 raise LoadError(
                     f"{self._max_open} sends are unanswered: {self._rate:g} a second is too much"
                 )
-            self._lanes[tally.asked % len(self._lanes)].put(due)
+            self._lanes[tally.asked % len(self._lanes)].put(due, self._sent)
             tally.asked += 1
         for lane in self._lanes:
             lane.flush()

@@ -18,7 +18,7 @@ class RoleRunner:
     def __init__(self) -> None:
         self.serving = False
         self.code = 0
-        self.on_second_end: Callable[[], None] = lambda: None
+        self.ended_again = asyncio.Event()  # a signal came while the role was stopping
         self.unhandled = UnhandledExceptions(self._crash)
         self.unhandled.install(asyncio.get_running_loop())
         self._crash_callbacks: list[Callable[[BaseException], None]] = []
@@ -50,7 +50,7 @@ class RoleRunner:
             self._exit_after_stop_s(code)
         self.code = max(self.code, code)
         if self._ended.is_set():
-            self.on_second_end()
+            self.ended_again.set()
         self._ended.set()
 
     async def first(self, starting: "asyncio.Task[None]") -> bool:

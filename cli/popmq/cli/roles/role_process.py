@@ -39,7 +39,7 @@ from popmq.common.settings.settings import Settings, environment, load_settings,
 
 if TYPE_CHECKING:
     from popmq.broker.node.broker_process import BrokerProcess
-    from popmq.cli.roles.cluster import ClusterSize
+    from popmq.cli.roles.cluster import Cluster, ClusterSize
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ async def _many(
 
     cluster = Cluster(settings, shape, defaults)
     stack.push_async_callback(cluster.stop)
-    life.on_second_end = cluster.kill
+    life.track_task(asyncio.create_task(_kill_when_ended_again(life, cluster)))
     starting = asyncio.create_task(cluster.start())
     if not await life.first(starting):
         return
@@ -258,6 +258,11 @@ async def _many(
         f"ready: endpoint {cluster.endpoint}, metrics {cluster.metrics}, "
         f"data {settings.broker.data}"
     )
+
+
+async def _kill_when_ended_again(life: RoleRunner, cluster: "Cluster") -> None:
+    await life.ended_again.wait()
+    cluster.kill()
 
 
 async def _controller(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:

@@ -151,8 +151,11 @@ class RoutedBrokers:
         controllers: Sequence[Port],
         open_port: Callable[[str, str], ClosablePort],
         clock: Clock,
+        on_new_master: Callable[[str], None] = lambda broker_group: None,
     ) -> None:
+        """`on_new_master` gets a group that has another master, or the same one after a start."""
         self._open_port = open_port
+        self._on_new_master = on_new_master
         self._clock = clock
         self._followed = [RouteWatch(one, self._take) for one in controllers]
         self._groups: dict[str, _Group] = {}
@@ -162,8 +165,6 @@ class RoutedBrokers:
         self._closing: set[asyncio.Task[None]] = set()
         # Of each broker group the highest epoch of a master, and when a controller named it last.
         self._newest: dict[str, _NewestMaster] = {}
-        # Told the broker group that has another master, or the same one after a start.
-        self.on_new_master: Callable[[str], None] = lambda name: None
         self.changed = asyncio.Event()  # set when routes arrived; a waiter clears it
 
     def names(self) -> Sequence[str]:
@@ -247,7 +248,7 @@ class RoutedBrokers:
             before = self._newest.get(name)
             self._newest[name] = _NewestMaster(route.epoch, now_ms)
             if before is not None and route.epoch > before.epoch:
-                self.on_new_master(name)
+                self._on_new_master(name)
 
     def _is_older(self, name: str, route: BrokerAddress, now_ms: int) -> bool:
         """Whether this master was replaced by one that a controller named not long ago."""

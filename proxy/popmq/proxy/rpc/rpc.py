@@ -181,9 +181,11 @@ def method(
             raise _nameless()
         if namespace := namespace_of(rpc.call.metadata):
             translator = NamespaceTranslator(namespace, name)
-            rpc.data = translator.inward(rpc.data)
-            rpc.call = NamespaceCall(rpc.call, translator.outward)
-        handler(rpc)
+            data, call = translator.inward(rpc.data), NamespaceCall(rpc.call, translator.outward)
+            whole = Rpc(call, data, metrics, refusal, took)
+            whole.run(handler, whole)
+        else:
+            handler(rpc)
 
     def start(call: Call, data: bytes) -> None:
         rpc = Rpc(call, data, metrics, refusal, took)
