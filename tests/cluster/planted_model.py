@@ -26,8 +26,7 @@ from popmq.testing.cluster_world.port import SimConnection, SimPort
 from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 from popmq.testing.model import world as model_world
 from popmq.testing.model.log import ModelLog
-from popmq.testing.model.node import ModelNode
-from popmq.testing.model.slave import ModelSlave
+from popmq.testing.model.node import ModelNode, ModelSlave
 
 Patch = pytest.MonkeyPatch
 

@@ -113,7 +113,7 @@ def start_with_one_group_absent(cluster: Cluster, absent: int, sender: Sender) -
 
 
 def has_both_groups(client: Client) -> bool:
-    reply = client.brokers("")
+    reply = client.call_admin(admin.ListBrokersRequest(group=""), admin.ListBrokersReply).found
     return len(reply.groups) == 2 and bool(reply.owner)
 
 

@@ -67,7 +67,11 @@ def received(client: Client, count: int) -> list[str]:
 def groups_known(client: Client) -> int:
     """To the controller; 0 while the proxy cannot ask it."""
     try:
-        return len(client.brokers("").groups)
+        return len(
+            client.call_admin(
+                admin.ListBrokersRequest(group=""), admin.ListBrokersReply
+            ).found.groups
+        )
     except PopmqError:
         return 0
 

@@ -78,7 +78,12 @@ def kill_while_it_moves(client: Client, many: Many) -> None:
     for moved, name in KILLS:
 
         def has_moved(count: int = moved) -> bool:
-            return client.drain(admin.DrainRequest(group="broker-c", look=True)).moved >= count
+            return (
+                client.call_admin(
+                    admin.DrainRequest(group="broker-c", look=True), admin.DrainReply
+                ).moved
+                >= count
+            )
 
         until(f"{moved} moved", has_moved, many)
         before = many.process(name)
@@ -132,7 +137,7 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         handles = send_all(client, due_s)
         of_c = [one for one, at in handles.items() if RecallHandle.decode(at).broker == "broker-c"]
         assert len(of_c) > 100
-        client.drain(admin.DrainRequest(group="broker-c"))
+        client.call_admin(admin.DrainRequest(group="broker-c"), admin.DrainReply)
         kill_while_it_moves(client, many)
         first = recall(many.ready.endpoint, handles[of_c[0]])
         assert Code(first.status.code) is Code.OK, first

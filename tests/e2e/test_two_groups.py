@@ -87,13 +87,17 @@ def homes(client: Client, topic: str, ids: Iterable[str]) -> set[str]:
     """The broker groups that those messages are at."""
     found = set()
     for one in ids:
-        reply = client.explain(admin.ExplainRequest(message_id=one, topic=topic))
+        reply = client.call_admin(
+            admin.ExplainRequest(message_id=one, topic=topic), admin.ExplainReply
+        )
         found |= {message.broker for message in reply.messages}
     return found
 
 
 def ready(client: Client) -> int:
-    return sum(one.ready for one in client.lag(admin.LagRequest(group="g")).lags)
+    return sum(
+        one.ready for one in client.call_admin(admin.LagRequest(group="g"), admin.LagReply).lags
+    )
 
 
 @pytest.mark.alone
@@ -111,7 +115,7 @@ def test_every_message_of_two_groups_comes_once_to_every_group_of_the_python_cli
     with Many(tmp_path, "--groups", "2") as many:
         outcome = scenario.run(many, tmp_path)
         with Client(many.ready.endpoint) as client:
-            lags = client.lag(admin.LagRequest(topic="official")).lags
+            lags = client.call_admin(admin.LagRequest(topic="official"), admin.LagReply).lags
     print(f"\nofficial Python client, two groups, seed {SEED}\n{table(outcome.reports)}")
     assert outcome.errors == []
     assert [report.faults for report in outcome.reports] == [[], [], []]
@@ -147,18 +151,22 @@ def test_operators_see_and_change_two_groups_as_one(tmp_path: Path) -> None:
 
         def dead() -> list[admin.DeadLetter]:
             request = admin.ListDeadLettersRequest(group="g", limit=99)
-            return list(client.dead_letters(request).letters)
+            return list(client.call_admin(request, admin.ListDeadLettersReply).letters)
 
         until("dead", lambda: len(dead()) == 40)
         assert {one.broker for one in dead()} == BOTH
         for broker in BOTH:
-            client.redrive(admin.RedriveRequest(group="g", broker=broker, limit=99))
+            client.call_admin(
+                admin.RedriveRequest(group="g", broker=broker, limit=99), admin.RedriveReply
+            )
         assert len(receive(client, "orders", 40)) == 40
-        client.reset_offset(admin.ResetOffsetRequest(group="g", topic="orders", oldest=True))
+        client.call_admin(
+            admin.ResetOffsetRequest(group="g", topic="orders", oldest=True), admin.ResetOffsetReply
+        )
         assert ready(client) == 60
         create(client, "later", "delay")
         send(client, "later", [f"t-{number}" for number in range(30)], due_s=3_600)
-        timers = client.list_timers(admin.ListTimersRequest(limit=50)).timers
+        timers = client.call_admin(admin.ListTimersRequest(limit=50), admin.ListTimersReply).timers
         assert len(timers) == 30
         assert {one.broker for one in timers} == BOTH
 
@@ -212,8 +220,8 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
         timers = send(client, "later", [f"t-{number}" for number in range(20)], due_s=3_600)
         assert homes(client, "later", timers) == BOTH
         with pytest.raises(PopmqError, match="owns the topics and consumer groups"):
-            client.drain(admin.DrainRequest(group="broker-a"))
-        client.drain(admin.DrainRequest(group="broker-b"))
+            client.call_admin(admin.DrainRequest(group="broker-a"), admin.DrainReply)
+        client.call_admin(admin.DrainRequest(group="broker-b"), admin.DrainReply)
         rest = look(client, "broker-b")
         assert rest.messages > 0
         assert (rest.homed, rest.is_drained) == (("fifo",), False)
@@ -240,7 +248,7 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
         assert list(topic.brokers) == ["broker-a"]
         until("moved", lambda: _sends_to(client, keys) == {"broker-a"})
         # Timers that are due in an hour hold nothing up: they wait at the other group.
-        found = client.list_timers(admin.ListTimersRequest(limit=50)).timers
+        found = client.call_admin(admin.ListTimersRequest(limit=50), admin.ListTimersReply).timers
         assert {one.message_id: one.broker for one in found} == dict.fromkeys(timers, "broker-a")
         assert look(client, "broker-b").moved > 0
 

@@ -154,7 +154,7 @@ def _forget(client: Client, ledger: Ledger) -> None:
 
 
 def _dead(client: Client, group: str) -> int:
-    reply = client.lag(admin.LagRequest(group=group))
+    reply = client.call_admin(admin.LagRequest(group=group), admin.LagReply)
     return sum(one.stored for one in reply.dead_letters)
 
 

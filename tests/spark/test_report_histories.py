@@ -52,7 +52,8 @@ class Recorded:
 
     def read(self, core: CoreBroker, broker: str) -> Recount:
         """Everything that reports read of it, as a broker group of that name."""
-        from popmq.reports.records.arrow_rows import Source, record_batch
+        from popmq.reports.records.arrow_rows import record_batch
+        from popmq.reports.records.message_fields import Source
         from popmq.reports.records.tables import SAMPLES, TableSchema
 
         reports = CoreReports(core)

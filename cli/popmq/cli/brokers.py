@@ -47,7 +47,9 @@ def _add_list(below: Subparsers, common: argparse.ArgumentParser) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
-        found = client.brokers(args.group)
+        found = client.call_admin(
+            admin.ListBrokersRequest(group=args.group), admin.ListBrokersReply
+        ).found
     for line in list_json(found) if args.json else list_lines(found):
         print(line)
     return 0
@@ -124,7 +126,7 @@ def run_failover(args: argparse.Namespace) -> int:
         group=args.group, node=args.to, unclean=args.unclean, dry_run=args.dry_run
     )
     with Client(args.endpoint) as client:
-        done = client.failover(request)
+        done = client.call_admin(request, admin.FailoverReply).done
     if args.json:
         print(json.dumps(MessageToDict(done, preserving_proto_field_name=True)))
         return 0

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -19,7 +19,6 @@ from google.protobuf.message import Message
 from popmq.common.errors import Code, ConfigError, PopmqError
 from popmq.common.settings.settings import CLIENT_TLS_CA, OVER_TLS, environment
 from popmq.common.wire import admin_pb2 as admin
-from popmq.common.wire import controller_pb2 as controller
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
 
@@ -30,7 +29,6 @@ MAX_REPLY_BYTES = 64 << 20
 RECEIVE_BATCH = 32
 # Message ids count their seconds from here (RocketMQ: MessageIdCodec).
 
-R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 TopicRequest = (
     admin.CreateTopicRequest
@@ -49,6 +47,18 @@ class StatusLike(Protocol):
     def code(self) -> int: ...
     @property
     def message(self) -> str: ...
+
+
+class Reply(Protocol):
+    """What every reply has."""
+
+    @property
+    def status(self) -> StatusLike: ...
+    @classmethod
+    def FromString(cls, s: bytes, /) -> Self: ...
+
+
+R = TypeVar("R", bound=Reply)
 
 
 class CallRefused(PopmqError):
@@ -200,102 +210,22 @@ class Client:
         check_status(reply.status)
 
     def topic(self, method: str, request: TopicRequest) -> admin.Topic:
-        reply = self._call(ADMIN + method, request, admin.TopicReply)
-        check_status(reply.status)
-        return reply.topic
-
-    def topics(self, *, system: bool) -> list[admin.Topic]:
-        request = admin.ListTopicsRequest(system=system)
-        reply = self._call(ADMIN + "ListTopics", request, admin.ListTopicsReply)
-        check_status(reply.status)
-        return list(reply.topics)
+        return self.call_admin(request, admin.TopicReply).topic
 
     def group(self, method: str, request: GroupRequest) -> admin.Group:
-        reply = self._call(ADMIN + method, request, admin.GroupReply)
-        check_status(reply.status)
-        return reply.group
+        return self.call_admin(request, admin.GroupReply).group
 
-    def described_group(self, name: str) -> admin.GroupReply:
-        """With what is parked for it."""
-        request = admin.DescribeGroupRequest(name=name, parked=True)
-        reply = self._call(ADMIN + "DescribeGroup", request, admin.GroupReply)
-        check_status(reply.status)
-        return reply
-
-    def unpark(self, request: admin.UnparkRequest) -> int:
-        """How many messages it was about."""
-        reply = self._call(ADMIN + "Unpark", request, admin.UnparkReply)
-        check_status(reply.status)
-        return reply.messages
+    def topics(self, *, system: bool) -> list[admin.Topic]:
+        reply = self.call_admin(admin.ListTopicsRequest(system=system), admin.ListTopicsReply)
+        return list(reply.topics)
 
     def groups(self) -> list[admin.Group]:
-        reply = self._call(ADMIN + "ListGroups", admin.ListGroupsRequest(), admin.ListGroupsReply)
-        check_status(reply.status)
-        return list(reply.groups)
+        return list(self.call_admin(admin.ListGroupsRequest(), admin.ListGroupsReply).groups)
 
-    def find_messages(self, request: admin.FindMessagesRequest) -> admin.FindMessagesReply:
-        reply = self._call(ADMIN + "FindMessages", request, admin.FindMessagesReply)
-        check_status(reply.status)
-        return reply
-
-    def lag(self, request: admin.LagRequest) -> admin.LagReply:
-        reply = self._call(ADMIN + "Lag", request, admin.LagReply)
-        check_status(reply.status)
-        return reply
-
-    def reset_offset(self, request: admin.ResetOffsetRequest) -> admin.ResetOffsetReply:
-        reply = self._call(ADMIN + "ResetOffset", request, admin.ResetOffsetReply)
-        check_status(reply.status)
-        return reply
-
-    def explain(self, request: admin.ExplainRequest) -> admin.ExplainReply:
-        reply = self._call(ADMIN + "Explain", request, admin.ExplainReply)
-        check_status(reply.status)
-        return reply
-
-    def dead_letters(self, request: admin.ListDeadLettersRequest) -> admin.ListDeadLettersReply:
-        reply = self._call(ADMIN + "ListDeadLetters", request, admin.ListDeadLettersReply)
-        check_status(reply.status)
-        return reply
-
-    def redrive(self, request: admin.RedriveRequest) -> admin.RedriveReply:
-        reply = self._call(ADMIN + "Redrive", request, admin.RedriveReply)
-        check_status(reply.status)
-        return reply
-
-    def recall(self, request: admin.RecallRequest) -> admin.RecallReply:
-        reply = self._call(ADMIN + "Recall", request, admin.RecallReply)
-        check_status(reply.status)
-        return reply
-
-    def reschedule(self, request: admin.RescheduleRequest) -> admin.RescheduleReply:
-        reply = self._call(ADMIN + "Reschedule", request, admin.RescheduleReply)
-        check_status(reply.status)
-        return reply
-
-    def list_timers(self, request: admin.ListTimersRequest) -> admin.ListTimersReply:
-        reply = self._call(ADMIN + "ListTimers", request, admin.ListTimersReply)
-        check_status(reply.status)
-        return reply
-
-    def forecast_timers(self, request: admin.ForecastTimersRequest) -> admin.ForecastTimersReply:
-        reply = self._call(ADMIN + "ForecastTimers", request, admin.ForecastTimersReply)
-        check_status(reply.status)
-        return reply
-
-    def brokers(self, group: str) -> controller.ListReplicasReply:
-        request = admin.ListBrokersRequest(group=group)
-        reply = self._call(ADMIN + "ListBrokers", request, admin.ListBrokersReply)
-        check_status(reply.status)
-        return reply.found
-
-    def failover(self, request: admin.FailoverRequest) -> controller.FailoverReply:
-        reply = self._call(ADMIN + "Failover", request, admin.FailoverReply)
-        check_status(reply.status)
-        return reply.done
-
-    def drain(self, request: admin.DrainRequest) -> admin.DrainReply:
-        reply = self._call(ADMIN + "Drain", request, admin.DrainReply)
+    def call_admin(self, request: Message, reply_type: type[R]) -> R:
+        """The method of the admin service that takes this kind of request."""
+        method = type(request).__name__.removesuffix("Request")
+        reply = self._call(ADMIN + method, request, reply_type)
         check_status(reply.status)
         return reply
 

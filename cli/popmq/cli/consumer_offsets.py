@@ -61,7 +61,9 @@ def target_argument(text: str) -> tuple[str, int]:
 
 def run_lag(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
-        reply = client.lag(admin.LagRequest(group=args.group, topic=args.topic))
+        reply = client.call_admin(
+            admin.LagRequest(group=args.group, topic=args.topic), admin.LagReply
+        )
     say_incomplete(reply.incomplete)
     keep_of_namespace(args, reply)
     for line in lag_json(reply) if args.json else lag_lines(reply):
@@ -131,7 +133,7 @@ def lag_json(reply: admin.LagReply) -> list[str]:
 
 def run_reset(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
-        reply = client.reset_offset(reset_request(args))
+        reply = client.call_admin(reset_request(args), admin.ResetOffsetReply)
     say_incomplete(reply.incomplete)
     if args.json:
         for queue in reply.queues:

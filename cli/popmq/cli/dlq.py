@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from popmq.cli.client import CallRefused, Client
 from popmq.cli.lookup import message_of
@@ -101,7 +102,7 @@ def run_peek(args: argparse.Namespace) -> int:
 def _letters(client: Client, group: str, count: int, *, bodies: bool) -> Iterator[admin.DeadLetter]:
     """Up to `count`, broker after broker, in pieces."""
     request = admin.ListDeadLettersRequest(group=group, bodies=bodies, limit=min(PAGE, count))
-    reply = client.dead_letters(request)
+    reply = client.call_admin(request, admin.ListDeadLettersReply)
     say_incomplete(reply.incomplete)
     first = {one.broker: [] for one in reply.ranges}  # type: dict[str, list[admin.DeadLetter]]
     for letter in reply.letters:
@@ -114,7 +115,7 @@ def _letters(client: Client, group: str, count: int, *, bodies: bool) -> Iterato
             if not count or at >= end:
                 break
             request.broker, request.from_offset, request.limit = where.broker, at, min(PAGE, count)
-            reply = client.dead_letters(request)
+            reply = client.call_admin(request, admin.ListDeadLettersReply)
             found, at = list(reply.letters), reply.ranges[0].next_offset if reply.ranges else end
 
 
@@ -159,7 +160,8 @@ def letter_json(letter: admin.DeadLetter, *, bodies: bool) -> str:
 def run_redrive(args: argparse.Namespace) -> int:
     request = redrive_request(args)
     with Client(args.endpoint) as client:
-        run = Redrive(client.redrive, rate=args.rate)
+        redrive = partial(client.call_admin, reply_type=admin.RedriveReply)
+        run = Redrive(redrive, rate=args.rate)
         total = run.all(request)
     counts = {name: getattr(total, name) for name in COUNTS}
     if args.json:

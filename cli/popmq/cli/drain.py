@@ -37,7 +37,7 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
 def run_drain(args: argparse.Namespace) -> int:
     """0 when it is empty or was told to go on, 1 when something is left."""
     with Client(args.endpoint) as client:
-        client.drain(admin.DrainRequest(group=args.group, undo=args.undo))
+        client.call_admin(admin.DrainRequest(group=args.group, undo=args.undo), admin.DrainReply)
         if args.undo:
             print(f"{args.group} takes messages again")
             return 0
@@ -52,9 +52,9 @@ def run_drain(args: argparse.Namespace) -> int:
 
 def look(client: Client, group: str) -> DrainRemainder:
     """What is left; FIFO topics of which nothing is left are given to the others on the way."""
-    told = client.drain(admin.DrainRequest(group=group, look=True))
+    told = client.call_admin(admin.DrainRequest(group=group, look=True), admin.DrainReply)
     topics = client.topics(system=False)
-    lag = client.lag(admin.LagRequest())
+    lag = client.call_admin(admin.LagRequest(), admin.LagReply)
     rest, free = drain_remainder(group, lag, topics, told)
     for topic in free:
         _give_away(client, topic, group)
@@ -68,7 +68,13 @@ def _give_away(client: Client, topic: admin.Topic, group: str) -> None:
 
 
 def _all_but(client: Client, group: str) -> Sequence[str]:
-    return [state.group for state in client.brokers("").groups if state.group != group]
+    return [
+        state.group
+        for state in client.call_admin(
+            admin.ListBrokersRequest(group=""), admin.ListBrokersReply
+        ).found.groups
+        if state.group != group
+    ]
 
 
 def rest_json(group: str, rest: DrainRemainder) -> str:

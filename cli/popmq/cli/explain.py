@@ -25,7 +25,7 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
 def run_explain(args: argparse.Namespace) -> int:
     request = admin.ExplainRequest(message_id=args.message_id, group=args.group, topic=args.topic)
     with Client(args.endpoint) as client:
-        reply = client.explain(request)
+        reply = client.call_admin(request, admin.ExplainReply)
     say_incomplete(reply.incomplete)
     found = [one for one in reply.messages if belongs(args, one.topic)]
     for message in found:

@@ -67,7 +67,7 @@ def _at_most(limit: int, text: str) -> int:
 def run_show(args: argparse.Namespace) -> int:
     request = request_of(args)
     with Client(args.endpoint) as client:
-        reply = client.find_messages(request)
+        reply = client.call_admin(request, admin.FindMessagesReply)
     for found in reply.messages:
         print(found_json(found) if args.json else found_lines(found), flush=True)
     if reply.incomplete:

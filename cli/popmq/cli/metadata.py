@@ -194,7 +194,9 @@ def on_group(method: str, request: Callable[[argparse.Namespace], GroupRequest])
 def run_group_show(args: argparse.Namespace) -> int:
     """Its settings and, if there are any, the message groups that are parked for it."""
     with Client(args.endpoint) as client:
-        reply = client.described_group(args.name)
+        reply = client.call_admin(
+            admin.DescribeGroupRequest(name=args.name, parked=True), admin.GroupReply
+        )
     say_incomplete(reply.incomplete)
     parked = parked_fields(reply.parked)
     if args.json:
@@ -461,7 +463,7 @@ def run_unpark(args: argparse.Namespace) -> int:
         group=args.name, topic=args.topic, key=args.key, action=args.action
     )
     with Client(args.endpoint) as client:
-        messages = client.unpark(request)
+        messages = client.call_admin(request, admin.UnparkReply).messages
     if args.json:
         print(json.dumps({"action": args.action, "messages": messages}))
     else:

@@ -94,7 +94,9 @@ def named(args: argparse.Namespace) -> tuple[str, str, int]:
 def run_forecast(args: argparse.Namespace) -> int:
     need_topic(args)
     with Client(args.endpoint) as client:
-        reply = client.forecast_timers(admin.ForecastTimersRequest(topic=args.topic))
+        reply = client.call_admin(
+            admin.ForecastTimersRequest(topic=args.topic), admin.ForecastTimersReply
+        )
     say_incomplete(reply.incomplete)
     for line in forecast_json(reply) if args.json else forecast_lines(reply):
         print(line)
@@ -135,7 +137,7 @@ def run_list(args: argparse.Namespace) -> int:
         topic=args.topic, begin_ms=args.begin, end_ms=args.end, limit=args.limit
     )
     with Client(args.endpoint) as client:
-        reply = client.list_timers(request)
+        reply = client.call_admin(request, admin.ListTimersReply)
     _print(reply.timers[: args.limit], as_json=args.json)
     if reply.incomplete:
         print(f"popmq: there may be more: {reply.incomplete}", file=sys.stderr)
@@ -145,7 +147,9 @@ def run_list(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     topic, message_id, _ = named(args)
     with Client(args.endpoint) as client:
-        reply = client.list_timers(admin.ListTimersRequest(topic=topic, message_id=message_id))
+        reply = client.call_admin(
+            admin.ListTimersRequest(topic=topic, message_id=message_id), admin.ListTimersReply
+        )
     say_incomplete(reply.incomplete)
     if not reply.timers:
         raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {message_id} of topic {topic} waits")
@@ -157,7 +161,7 @@ def run_cancel(args: argparse.Namespace) -> int:
     topic, message_id, due_ms = named(args)
     request = admin.RecallRequest(topic=topic, message_id=message_id, due_ms=due_ms)
     with Client(args.endpoint) as client:
-        reply = client.recall(request)
+        reply = client.call_admin(request, admin.RecallReply)
     check_outcome(reply, topic, message_id)
     if args.json:
         print(json.dumps({"message_id": message_id, "topic": topic, "cancelled": True}))
@@ -169,7 +173,7 @@ def run_cancel(args: argparse.Namespace) -> int:
 def run_reschedule(args: argparse.Namespace) -> int:
     request = reschedule_request(args)
     with Client(args.endpoint) as client:
-        reply = client.reschedule(request)
+        reply = client.call_admin(request, admin.RescheduleReply)
     check_outcome(reply, request.topic, request.message_id)
     if args.json:
         moved = {"message_id": request.message_id, "topic": request.topic, "due_ms": reply.due_ms}

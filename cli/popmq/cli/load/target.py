@@ -72,7 +72,7 @@ class PopmqTopic:
             group=self.group, topic=self.topic, newest=True, dry_run=True
         )
         with Client(self.endpoint) as client:
-            reply = client.reset_offset(request)
+            reply = client.call_admin(request, admin.ResetOffsetReply)
         if reply.incomplete:
             raise LoadError(f"cannot count what is stored: {reply.incomplete}")
         return sum(queue.after for queue in reply.queues if queue.topic == self.topic)
@@ -80,7 +80,9 @@ class PopmqTopic:
     def left(self) -> int:
         """What the group has still to do, in flight included."""
         with Client(self.endpoint) as client:
-            reply = client.lag(admin.LagRequest(group=self.group, topic=self.topic))
+            reply = client.call_admin(
+                admin.LagRequest(group=self.group, topic=self.topic), admin.LagReply
+            )
         return sum(lag.ready + lag.in_flight + lag.blocked for lag in reply.lags)
 
     def delete(self) -> None:

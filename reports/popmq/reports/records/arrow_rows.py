@@ -4,7 +4,6 @@ numpy reads the fields where DESCRIBE says they are; only the columns that are w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 from popmq.common.record.message import DeadReason, RecordKind
 from popmq.common.record.report_layouts import OffsetFlag, TimerRow
 from popmq.reports.records.id_names import IdNames, split_retry
-from popmq.reports.records.message_fields import message_columns
+from popmq.reports.records.message_fields import Source, message_columns
 from popmq.reports.records.record_layout import (
     DEAD,
     PARKED,
@@ -40,17 +39,6 @@ _KINDS = ("", "CHECK_POINT", "ACK", "CHANGE", "LOST", "RETURNED", "UNPARKED", "U
 _ENDS = ("RETRY", "DEAD", "PARKED", "REDRIVEN", "UNDONE")
 _REASONS = tuple(reason.name for reason in DeadReason)
 _TIMER_ROWS = {int(one): one.name for one in TimerRow}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where records came from: what is the same for all of one piece."""
-
-    broker: str
-    topic: str
-    queue: int
-    names: IdNames
-    end_position: int = 0  # records of the log from there on are left out; 0: none
 
 
 def arrow_schema(schema: TableSchema) -> Array:

@@ -1,23 +1,33 @@
 """Stored messages to columns: the client's bytes are read as far as a report needs them."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from popmq.common.record.message import BadRecord, RecordKind, check_record, decode_message
 from popmq.common.varint import read_varint
+from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
 from popmq.reports.records.tables import TableSchema
-
-if TYPE_CHECKING:
-    from popmq.reports.records.arrow_rows import Source
 
 # Fields of the public protocol's Message and SystemProperties.
 _BODY = 4
 _TAG, _KEYS, _MESSAGE_ID, _MESSAGE_GROUP = 1, 2, 3, 17
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where records came from: what is the same for all of one piece."""
+
+    broker: str
+    topic: str
+    queue: int
+    names: IdNames
+    end_position: int = 0  # records of the log from there on are left out; 0: none
+
+
 def message_columns(
-    schema: TableSchema, layout: RecordLayout, data: bytes, source: "Source"
+    schema: TableSchema, layout: RecordLayout, data: bytes, source: Source
 ) -> dict[str, list[Any]]:
     """One value for each message that can be read, by column."""
     wanted = [name for name, _ in schema.columns]
@@ -28,7 +38,7 @@ def message_columns(
     return columns
 
 
-def _messages(data: bytes, source: "Source") -> Iterator[dict[str, Any]]:
+def _messages(data: bytes, source: Source) -> Iterator[dict[str, Any]]:
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")

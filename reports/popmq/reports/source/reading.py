@@ -5,9 +5,10 @@ from typing import Any
 
 from popmq.common.errors import Code, Unavailable
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.records.arrow_rows import Source, record_batch
+from popmq.reports.records.arrow_rows import record_batch
 from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.records.id_names import IdNames
+from popmq.reports.records.message_fields import Source
 from popmq.reports.records.record_layout import RecordLayout
 from popmq.reports.records.tables import SAMPLES
 from popmq.reports.source.options import SourceOptions

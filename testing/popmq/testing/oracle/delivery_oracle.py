@@ -15,7 +15,8 @@ from popmq.testing.oracle.client_history import (
 )
 from popmq.testing.oracle.fifo_order import FifoOrder
 from popmq.testing.oracle.handle_oracle import HandleOracle
-from popmq.testing.oracle.redelivery_deadline import check_limbo
+
+LIMBO_MS = 2_000  # within which after healing what was invisible comes back
 
 
 class Oracle(HandleOracle):
@@ -178,4 +179,13 @@ class Oracle(HandleOracle):
                 "I3 no-early", f"{who}: again while {before.renewed_by} lives", life
             )
         if self.healed_ms >= 0 and not self.limited:
-            check_limbo(self, before, life, who)
+            self._check_limbo(before, life, who)
+
+    def _check_limbo(self, before: Held, life: MessageHistory, who: str) -> None:
+        """I2: it came again, and `before` is its last delivery."""
+        began = max(self.healed_ms, before.asked_ms)
+        # A key goes on when all that was delivered together is back.
+        away_ms = max(before.invisible_ms, self.longest_ms if before.reader.group.fifo else 0)
+        late = self.now_ms - began - away_ms - self.clients.silence_ms(before)
+        if before.superseded != 1 and late > LIMBO_MS:
+            self.report_violation("I2 no-limbo", f"{who}: came back {late} ms late", life)

@@ -6,7 +6,6 @@ the simulator puts one after the other, so the numbers of a key's messages are t
 """
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from popmq.testing.oracle.client_history import (
     GroupReader,
@@ -17,15 +16,13 @@ from popmq.testing.oracle.client_history import (
     SentMessageHistory,
 )
 from popmq.testing.oracle.delivery_chains import may_be_over
-
-if TYPE_CHECKING:
-    from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.oracle.handle_oracle import HandleOracle
 
 _Key = tuple[ResourceIncarnation, int, bytes]
 
 
 class FifoOrder:
-    def __init__(self, oracle: "Oracle") -> None:
+    def __init__(self, oracle: HandleOracle) -> None:
         self._oracle = oracle
         self._lines: dict[_Key, list[SentMessageHistory]] = defaultdict(list)
         # By reader and number: what came after it, when it had to be over, and in which chain.

@@ -13,9 +13,8 @@ from popmq.testing.oracle.client_history import (
     ResourceIncarnation,
     SentMessageHistory,
 )
-from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.oracle.delivery_oracle import LIMBO_MS, Oracle
 from popmq.testing.oracle.push_client_liveness import LOOK_MS, SILENCE_MS
-from popmq.testing.oracle.redelivery_deadline import LIMBO_MS
 from popmq.testing.sim.clients import LONG_MS, MAX_INVISIBLE_MS, SimClients
 from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
 from popmq.testing.sim.producers import KEYS, QUIET
