@@ -16,9 +16,8 @@ from proxy.lean.peer import END, WHOLE, Held, Talk, echo, prefixed, request_head
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.interface import Call, GrpcStatus, Method, MethodType
 from popmq.proxy.transport.lean import frames
-from popmq.proxy.transport.lean.client_socket import WRITE_BUFFER_BYTES
 from popmq.proxy.transport.lean.outbox import MAX_TICK_BYTES
-from popmq.proxy.transport.lean.server import LeanTransport
+from popmq.proxy.transport.lean.server import WRITE_BUFFER_BYTES, LeanTransport
 
 LOCAL = "127.0.0.1"
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

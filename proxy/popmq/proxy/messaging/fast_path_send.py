@@ -181,19 +181,17 @@ def _said(sent: bytes) -> tuple[bytes, int, bytes, bytes, int, int] | None:
         elif kind == _ENCODING and not there & _ENCODED:
             there |= _ENCODED if value else 0
             at = content
-        elif kind == _BORN and not there & _HAS_BIRTH:
-            if not _TIMESTAMP.fullmatch(sent, content, at):
-                return None
+        elif kind == _BORN and not there & _HAS_BIRTH and _TIMESTAMP.fullmatch(sent, content, at):
             there |= _HAS_BIRTH
         elif kind == _HOST and not there & _HAS_HOST:
             sent[content:at].decode()
             there |= _HAS_HOST if value else 0
         elif kind == _TAG and not tag:
             tag = sent[content:at]
-        elif kind == _KEY:
-            key = sent[content:at].decode()
-            if not key.isprintable() or key.isspace():
-                return None
+        elif (
+            kind == _KEY and (key := sent[content:at].decode()).isprintable() and not key.isspace()
+        ):
+            pass  # any number of them, and nothing to remember
         elif kind == _QUEUE and queue < 0:
             queue, at = content - 2, content
         elif value == 1 and sent[content] < 0x80:  # the second byte of a longer tag

@@ -131,13 +131,10 @@ class Operators(SimClients):
 
     # -- operators
 
-    def reset(self, reader: GroupReader, before: Callable[[], None], to: str = "") -> None:
-        """To one of oldest, newest and an offset; `before` is called first."""
-        rng, oracle = self._rng, self._oracle
-        topic, group = reader.topic, reader.group
-        same = [one for one in oracle.readers if one.group is group and one.topic is topic]
-        request = pb.ResetOffsetRequest(group=group.name, topic=topic.name)
-        skips = rng.random() < 0.5
+    def _reset_request(self, reader: GroupReader, to: str) -> pb.ResetOffsetRequest:
+        rng = self._rng
+        request = pb.ResetOffsetRequest(group=reader.group.name, topic=reader.topic.name)
+        request.skip_retries = rng.random() < 0.5
         match to or rng.choice(("oldest", "newest", "offset", "time")):
             case "oldest":
                 request.oldest = True
@@ -146,10 +143,17 @@ class Operators(SimClients):
             case "time":
                 request.stored_ms = self._machine.clock.wall_ms() - rng.choice((0, 1_000, 60_000))
             case _:
-                request.offset, request.queue_id, skips = rng.choice((0, 1, 3)), 0, False
-        whole = not request.HasField("queue_id")
-        if whole:
-            request.skip_retries = skips
+                request.offset, request.queue_id = rng.choice((0, 1, 3)), 0
+                request.ClearField("skip_retries")
+        return request
+
+    def reset(self, reader: GroupReader, before: Callable[[], None], to: str = "") -> None:
+        """To one of oldest, newest and an offset; `before` is called first."""
+        oracle = self._oracle
+        topic, group = reader.topic, reader.group
+        same = [one for one in oracle.readers if one.group is group and one.topic is topic]
+        request = self._reset_request(reader, to)
+        skips, whole = request.skip_retries, not request.HasField("queue_id")
         redrives, lost_resets = self._redrives, self._lost_resets
         lost_before = [one.lost_pops for one in same]  # what is lost from now on may be behind it
 

@@ -188,27 +188,16 @@ class LeanConnection:
             else:
                 self.outbox.control(frames.ping(content, ack=True))
         elif kind == frames.SETTINGS:
-            self._settings(flags, frames.settings_content(flags, stream_id, payload))
+            pairs = frames.settings_content(flags, stream_id, payload)
+            if not flags & frames.ACK:
+                self.settled = True
+                self.outbox.apply_settings(pairs, self.streams)
         elif kind == frames.PRIORITY:
             frames.check_priority(stream_id, payload)
         elif kind == frames.GOAWAY:
             frames.goaway_content(stream_id, payload)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot promise")
-
-    def _settings(self, flags: int, pairs: list[tuple[int, int]]) -> None:
-        if flags & frames.ACK:
-            return
-        self.settled = True
-        for name, value in pairs:
-            if name == frames.INITIAL_WINDOW_SIZE:
-                self.outbox.resize_windows(value, self.streams)
-            elif name == frames.MAX_FRAME_SIZE:
-                self.outbox.max_frame_bytes = value
-            elif name == frames.HEADER_TABLE_SIZE:
-                self.outbox.shrink_table(value)
-        self.outbox.control(frames.SETTINGS_ACK)
-        self.outbox.pump()
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         stream = self.streams.get(stream_id)

@@ -3,18 +3,39 @@
 `check` is called about once a second with the time; it decides, the connection acts.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
+from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
-
-if TYPE_CHECKING:
-    from popmq.proxy.transport.lean.connection import LeanConnection
+from popmq.proxy.transport.lean.inbox import Inbox
+from popmq.proxy.transport.lean.outbox import Outbox
+from popmq.proxy.transport.lean.stream import Stream
 
 _ALIVE = b"alive?\0\0"
 _RETIRING = b"retiring"
 RETIRING_MS = 5_000  # for the answer to the PING between the two GOAWAYs
+
+
+class TimedConnection(Protocol):
+    """What the timeouts read of their connection, and `drain`, its orderly end."""
+
+    limits: LeanSettings
+    counters: LeanCounters
+    outbox: Outbox
+    inbox: Inbox
+    settled: bool
+    draining: bool
+    closing: bool
+
+    @property
+    def streams(self) -> Mapping[int, Stream]: ...
+    @property
+    def is_whole(self) -> bool: ...
+    def drain(self, why: str) -> None: ...
 
 
 class ConnectionTimeouts:
@@ -34,7 +55,7 @@ class ConnectionTimeouts:
         "quiet_ms",
     )
 
-    def __init__(self, connection: "LeanConnection", now_ms: int, max_age_ms: int) -> None:
+    def __init__(self, connection: TimedConnection, now_ms: int, max_age_ms: int) -> None:
         self._connection = connection
         self._max_age_ms = max_age_ms
         self._since_ms = self._whole_ms = self._moved_ms = now_ms

@@ -126,7 +126,10 @@ class Outbox:
         if stream.queue is None and self._fits(stream, size):
             self.control(frames.frame_header(size, frames.DATA, 0, stream.stream_id))
             self._parts.extend(chunks)
-            self._sent(stream, size)
+            self.window -= size
+            stream.window -= size
+            self._held += size
+            self.moved += 1
             return
         if self.unsent_bytes > self._max_unsent_bytes:
             self._cut_off(stream)
@@ -171,14 +174,21 @@ class Outbox:
 
     # -- the peer's windows and settings
 
-    def shrink_table(self, table_bytes: int) -> None:
-        """The client's decoder keeps `table_bytes`; ours is a table of 0 from then on."""
-        if table_bytes < self._table_bytes:
-            self._table_bytes = 0
-            self._table = replies.TABLE_OF_ZERO
+    def apply_settings(self, pairs: list[tuple[int, int]], streams: dict[int, Stream]) -> None:
+        """The peer's SETTINGS; what they let go follows their acknowledgement."""
+        for name, value in pairs:
+            if name == frames.INITIAL_WINDOW_SIZE:
+                self._resize_windows(value, streams)
+            elif name == frames.MAX_FRAME_SIZE:
+                self.max_frame_bytes = value
+            elif name == frames.HEADER_TABLE_SIZE and value < self._table_bytes:
+                # The client's decoder keeps `value` bytes; ours is a table of 0 from then on.
+                self._table_bytes = 0
+                self._table = replies.TABLE_OF_ZERO
+        self.control(frames.SETTINGS_ACK)
+        self.pump()
 
-    def resize_windows(self, initial_window: int, streams: dict[int, Stream]) -> None:
-        """`pump` afterwards: what the change lets go follows its acknowledgement."""
+    def _resize_windows(self, initial_window: int, streams: dict[int, Stream]) -> None:
         delta = initial_window - self.initial_window
         self.initial_window = initial_window
         for stream in streams.values():
@@ -246,12 +256,6 @@ class Outbox:
             and self._held < MAX_TICK_BYTES
         )
 
-    def _sent(self, stream: Stream, size: int) -> None:
-        self.window -= size
-        stream.window -= size
-        self._held += size
-        self.moved += 1
-
     def _one_frame(self, stream: Stream) -> None:
         assert stream.queue is not None
         size = min(self.max_frame_bytes, stream.window, self.window, stream.queued_bytes)
@@ -269,7 +273,10 @@ class Outbox:
             left -= len(chunk)
         stream.queued_bytes -= size
         self.unsent_bytes -= size
-        self._sent(stream, size)
+        self.window -= size
+        stream.window -= size
+        self._held += size
+        self.moved += 1
         if stream.queued_bytes == 0:
             self.forget(stream)
             if stream.trailers is not None:

@@ -3,20 +3,39 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType, StreamListener
 from popmq.proxy.transport.lean.headers import RequestHead
 from popmq.proxy.transport.lean.messages import GrpcMessageReader
-
-if TYPE_CHECKING:
-    from popmq.proxy.transport.lean.connection import LeanConnection
 
 logger = logging.getLogger(__name__)
 
 MAX_REMAINING_MS = 100 * 365 * 24 * 3_600_000  # a longer deadline is none
 
 _UNARY = MethodType.UNARY
+
+
+class StreamReplies(Protocol):
+    """Where the answers of a stream go."""
+
+    def unary(self, stream: "Stream", message: bytes) -> None: ...
+    def message(self, stream: "Stream", message: bytes) -> None: ...
+    def end(self, stream: "Stream", status: GrpcStatus, detail: str) -> None: ...
+
+
+class StreamOwner(Protocol):
+    """What a stream has of its connection."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def limits(self) -> LeanSettings: ...
+    @property
+    def outbox(self) -> StreamReplies: ...
+    @property
+    def clock_ms(self) -> Callable[[], int]: ...
 
 
 class Stream:
@@ -53,7 +72,7 @@ class Stream:
 
     def __init__(
         self,
-        connection: "LeanConnection",
+        connection: StreamOwner,
         stream_id: int,
         head: RequestHead,
         method: Method,
