@@ -132,22 +132,19 @@ def run_report(args: argparse.Namespace) -> int:
     try:
         from popmq.reports.output import exposition, files, page
         from popmq.reports.output.terminal import print_report, progress
+        from popmq.reports.report_builder import ReportOptions
         from popmq.reports.run import SparkTarget, run
     except ImportError as error:
         raise _missing(error) from None
     with progress() as tell:
         report = run(
             args.report,
+            ReportOptions(args.group, args.topic, args.since, args.window, args.allowed),
             endpoint=args.endpoint,
             history=args.history or "",
             place=SparkTarget(args.master, dict(args.conf), args.executors, args.executor_ca),
             skip_down=args.on_broker_down == "skip",
             patience_s=args.patience / 1_000,
-            group=args.group,
-            topic=args.topic,
-            since_ms=args.since,
-            window_ms=args.window,
-            allowed=args.allowed,
             tell=tell,
         )
     if args.html:

@@ -39,22 +39,17 @@ class SparkTarget:
 
 def run(
     name: str,
+    options: ReportOptions,
     *,
     endpoint: str = "",
     history: str = "",
     place: SparkTarget | None = None,
     skip_down: bool = False,
     patience_s: float = PATIENCE_S,
-    group: str = "",
-    topic: str = "",
-    since_ms: int = 0,
-    window_ms: int = 300_000,
-    allowed: int = 100,
     tell: OnProgress = lambda text: None,
 ) -> Report:
     """Of the brokers behind `endpoint`, or of a `history`. Raises PopmqError when a broker group
     does not answer, unless `skip_down`. `tell` hears what is being done."""
-    wanted = ReportOptions(group, topic, since_ms, window_ms, allowed)
     settings = {} if name == "revive" else SMALL
     place = place or SparkTarget()
     tell("starting Spark")
@@ -73,7 +68,7 @@ def run(
             inputs = LiveInputs(
                 spark, endpoint, TABLES[name], skip_down=skip_down, patience_s=patience_s
             )
-        return make_report(name, inputs, wanted, tell)
+        return make_report(name, inputs, options, tell)
 
 
 def add_to_history(

@@ -85,7 +85,6 @@ def _template(spec: ClusterSpec, index: int) -> Manifest:
         labels=group,
         config=read_by(BROKER, settings(spec)),
         grace_s=GRACE_S,
-        account=f"{spec.name}-popmq",
         defaults=spread(spec, BROKER, **group),
     )
 

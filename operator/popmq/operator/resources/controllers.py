@@ -68,9 +68,9 @@ def _template(spec: ClusterSpec, number: int) -> Manifest:
         labels={CONTROLLER_LABEL: str(number)},
         config=read_by(CONTROLLER, settings(spec)),
         grace_s=GRACE_S,
-        account=f"{spec.name}-controller",
-        token=True,  # its records are Leases
         defaults={
+            "serviceAccountName": f"{spec.name}-controller",
+            "automountServiceAccountToken": True,  # its records are Leases
             "tolerations": [
                 {
                     "key": key,

@@ -84,13 +84,12 @@ def pod_template(
     labels: Mapping[str, str],
     config: Mapping[str, str],
     grace_s: int,
-    account: str,
-    token: bool = False,
+    defaults: Mapping[str, Any],
     volumes: Sequence[Manifest] = (),
-    defaults: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """The template with the hash of itself, by which a pod tells from what it was made.
 
+    `defaults` are fields of the pod that differ by role; the user's template goes before them.
     `config` is what the role reads from the ConfigMap: a change of it makes other pods.
     """
     settings_hash = digest(config)
@@ -98,8 +97,8 @@ def pod_template(
     if spec.restart:
         annotations[RESTART_ANNOTATION] = spec.restart
     pod: Manifest = {
-        "serviceAccountName": account,
-        "automountServiceAccountToken": token,
+        "serviceAccountName": f"{spec.name}-popmq",
+        "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": template.grace_s or grace_s,
         "securityContext": pod_security(),
@@ -109,7 +108,7 @@ def pod_template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
             *volumes,
         ],
-        **(defaults or {}),
+        **defaults,
         **template.fields,
     }
     if spec.pull_secrets:

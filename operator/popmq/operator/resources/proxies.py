@@ -71,9 +71,8 @@ def _template(spec: ClusterSpec) -> Manifest:
         labels={},
         config=read_by(PROXY, settings(spec)),
         grace_s=GRACE_S,
-        account=f"{spec.name}-popmq",
-        volumes=volumes,
         defaults=spread(spec, PROXY),
+        volumes=volumes,
     )
 
 

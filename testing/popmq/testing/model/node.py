@@ -5,7 +5,6 @@ made of a few lines, one method for each rule, so that a mistake can be planted 
 (docs/concepts/simulator.md, "The light replicas").
 """
 
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -34,6 +33,7 @@ from popmq.common.protocol.replication_payloads import (
     encode_handshake,
     encode_handshake_reply,
 )
+from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import ClusterSettings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.cluster_world.host import Host
@@ -64,23 +64,21 @@ class ModelNode:
         *,
         disk: SimDisk,
         log: ModelLog,
-        rng: random.Random,
         controllers: Sequence[str],
-        min_in_sync: int,
-        replicas: int,
+        replication: ReplicationSettings,
         on_confirmed: Callable[["ModelNode"], None],
         note: Callable[[str], None],
         tally: StateCounts,
     ) -> None:
-        self.net, self.host, self.rng, self.log = net, host, rng, log
-        self.identity = Identity(disk, "identity", rng, cluster=ClusterSettings())
+        self.net, self.host, self.rng, self.log = net, host, net.rng, log
+        self.identity = Identity(disk, "identity", net.rng, cluster=ClusterSettings())
         self.epochs = EpochFile(disk, "epochs")
         self.trace_line = note
         self.tally = tally
         self.on_confirmed = on_confirmed
         self.role = pb.NOBODY
         self.confirmed = 0
-        self.min_in_sync, self.replicas = min_in_sync, replicas
+        self.replication = replication
         self.sync: SyncState | None = None
         self.slave: ModelSlave | None = None
         self.address = f"{host.name}:1"
@@ -90,7 +88,7 @@ class ModelNode:
         self._heard_ms: dict[str, int] = {}  # of each store, its last ack or fetch
         self._caught_ms: dict[str, int] = {}  # and when it had last reached our end
         self._pending_ms = 0
-        self._give_up_ms = rng.choice(GIVE_UPS_MS)
+        self._give_up_ms = net.rng.choice(GIVE_UPS_MS)
         self._fetches: list[tuple[Fetch, OnReply]] = []
         self._syncing = False
         self.sync_ms: Callable[[], int] = lambda: 1
@@ -175,7 +173,7 @@ class ModelNode:
             epoch_start=start,
             members=set(record.sync_state_set),
             version=record.version,
-            min_in_sync=self.min_in_sync,
+            min_in_sync=self.replication.min_in_sync,
             confirmed=self.confirmed,
         )
         now_ms = self.host.clock.boot_ms()
@@ -419,8 +417,8 @@ class ModelNode:
                 store_id=self.identity.store_id,
                 node=self.host.name,
             ),
-            replicas=self.replicas,
-            min_in_sync=self.min_in_sync,
+            replicas=self.replication.replicas,
+            min_in_sync=self.replication.min_in_sync,
             role=self.role,
             end=self.log.durable,
             confirmed=self.confirmed,

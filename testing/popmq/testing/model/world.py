@@ -12,6 +12,7 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import ClusterSettings
 from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_world.controller import ControllerNode
@@ -122,10 +123,8 @@ class ModelWorld:
             replica.host,
             disk=replica.disk,
             log=replica.log,
-            rng=self.rng,
             controllers=[one.address for one in self.controllers],
-            min_in_sync=self.min_in_sync,
-            replicas=self.count,
+            replication=ReplicationSettings(replicas=self.count, min_in_sync=self.min_in_sync),
             on_confirmed=self.confirmed,
             note=lambda line: self.trace_line(f"{replica.host.name} {line}"),
             tally=self.tally,
