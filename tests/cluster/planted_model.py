@@ -116,9 +116,9 @@ def alter_without_expected_version(patch: Patch) -> None:
     alter = replica_group.ReplicaGroup.alter
 
     def wrong(self: Any, request: pb.AlterSyncStateSetRequest, then: Any) -> None:
-        newest = self._store._shared.newest(self.name)
+        newest = self.records._store._shared.newest(self.name)
         if newest is not None and newest.epoch == request.epoch:
-            self.record = newest
+            self.records.record = newest
             request.expected_version = newest.version
         alter(self, request, then)
 

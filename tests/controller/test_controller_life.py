@@ -24,7 +24,7 @@ from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MemoryStore, MetadataStoreUnavailable, OnRead
-from popmq.controller.replica_group import READ_MS
+from popmq.controller.record_follower import READ_MS
 
 
 def routes(controller: Controller) -> Sequence[tuple[str, str, int]]:

@@ -82,7 +82,7 @@ def test_a_hand_over_that_hears_of_the_smaller_set_before_it_writes_changes_noth
     shrunk = GroupRecord(first.leader, 1, ("store-node-a", "store-node-c"), 2)
 
     def serve(kind: Kind, body: bytes) -> bytes:
-        rig.controllers[0].groups[GROUP].write(1, shrunk, lambda swapped: None)
+        rig.controllers[0].groups[GROUP].records.write(1, shrunk, lambda swapped: None)
         return pb.HandOverReply(end=1).SerializeToString()
 
     rig.peers["node-a:1"] = serve

@@ -19,7 +19,7 @@ def test_it_leads_the_new_epoch() -> None:
     record = group.record
     assert record is not None
     again = replace(record, epoch=record.epoch + 1, version=record.version + 1)
-    group.write(record.version, again, lambda result: None)
+    group.records.write(record.version, again, lambda result: None)
     rig.until(lambda: old.node.identity.epoch == again.epoch)
     rig.ready()
     assert rig.master is old

@@ -50,7 +50,7 @@ class FailoverPlan:
 
 def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> FailoverPlan:
     """Who shall lead, and how. Raises a refusal that says what is in the way and what would do."""
-    if not group.is_read:
+    if not group.records.is_read:
         raise Refused(
             Code.HA_NOT_AVAILABLE,
             f"broker group {group.name}: the metadata store has not answered yet",
@@ -202,7 +202,9 @@ class Failover:
             return
         wanted = self._next()
         self._writes += 1
-        self._group.write(wanted.version - 1, wanted, lambda got: self._written(wanted, got))
+        self._group.records.write(
+            wanted.version - 1, wanted, lambda got: self._written(wanted, got)
+        )
 
     def _written(self, wanted: GroupRecord, result: WriteResult) -> None:
         if result.outcome is WriteOutcome.WRITTEN:

@@ -12,21 +12,14 @@ from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best, candidates, first_record, record_after_election
 from popmq.controller.group_record import GroupRecord, record_to_wire
-from popmq.controller.metadata_store import (
-    MetadataStore,
-    MetadataStoreUnavailable,
-    WriteOutcome,
-    WriteResult,
-)
+from popmq.controller.metadata_store import MetadataStore, WriteOutcome, WriteResult
 from popmq.controller.rebuilds import Rebuilds, successor_of_suspect
+from popmq.controller.record_follower import RECORD_AGE_MS, RecordFollower
 from popmq.controller.replicas import SERVING, ReplicaHeartbeat, Replicas, TimerCheckPoint
 
 logger = logging.getLogger(__name__)
 
-READ_MS = 1_000  # other controllers write too
-RECORD_AGE_MS = 2 * READ_MS  # an older record allows no rebuild
 SUSPECT_MS = 10_000  # between attempts to hand over from a master with tables of its own
-SOON_MS = 100  # something contradicts what was read last
 
 OnAlter = Callable[[pb.AlterSyncStateSetReply], None]
 
@@ -47,25 +40,16 @@ class ReplicaGroup:
         self.name = name
         self.replicas = Replicas(name, dead_after_ms=dead_after_ms)
         self.rebuilds = Rebuilds(name)
-        self.record: GroupRecord | None = None
+        self.records = RecordFollower(name, store, now_ms=now_ms, on_news=self._look)
         self.view = first_view
         self.problem = ""
         self.elections = 0
         self.lost_writes = 0
-        self._store = store
         self._dead_after_ms = dead_after_ms
         self._on_change = on_change
         self._now_ms = now_ms
         self._patient_until_ms = now_ms + dead_after_ms
-        self._is_read = False  # the store has answered
-        self._store_trouble = ""
-        self._reading = False
-        self._reads = 0
-        self._read_number = 0  # of the newest one that was answered
         self._contradicted_at: int | None = None  # how many were begun when a broker was ahead
-        self._read_ms = now_ms - READ_MS
-        self._known_ms = now_ms - RECORD_AGE_MS - 1  # the newest answered read began then
-        self._seen_ms = now_ms  # when this record was first read
         self._writing = False
         self._shown: object = None
         self._suspect_ms = now_ms  # from then on a master may be suspected again
@@ -76,12 +60,12 @@ class ReplicaGroup:
         self, replica: ReplicaHeartbeat, timers: TimerCheckPoint | None, *, now_ms: int
     ) -> None:
         """Raises PRECONDITION_FAILED for a second broker under a name that is taken."""
-        self._now_ms = max(self._now_ms, now_ms)
+        self._now_ms = self.records.advance(now_ms)
         self.replicas.register(replica, now_ms=now_ms)
         if timers is not None:
             self.replicas.take_timers(timers)
-        if replica.epoch > self._epoch:
-            self._read_soon()
+        if replica.epoch > self.records.epoch:
+            self.records.read_soon()
         self._look()
 
     def alter(self, request: pb.AlterSyncStateSetRequest, then: OnAlter) -> None:
@@ -89,7 +73,7 @@ class ReplicaGroup:
         try:
             wanted = _wanted(request)
         except PopmqError:
-            self._read_soon()
+            self.records.read_soon()
             raise
         known = self.record
         if known is not None and known.version == request.expected_version:
@@ -103,19 +87,17 @@ class ReplicaGroup:
 
         def swapped(result: WriteResult) -> None:
             then(_alter_reply(result, request.expected_version))
-            self._take_result(result)
 
-        self._store.swap(self.name, request.expected_version, wanted, swapped)
+        self.records.write(request.expected_version, wanted, swapped, answer_first=True)
 
     # -- what time does
 
     def step(self, now_ms: int) -> int:
         """Read, and elect where that is due; returns how many elections began."""
-        self._now_ms = max(self._now_ms, now_ms)
+        self._now_ms = self.records.advance(now_ms)
         self._look()
-        if not self._reading and now_ms - self._read_ms >= READ_MS:
-            self._read()
-        if not self._is_read or self._writing:
+        self.records.read_if_due(now_ms)
+        if not self.records.is_read or self._writing:
             return 0
         wanted = self._wanted_record()
         if wanted is None:
@@ -126,23 +108,16 @@ class ReplicaGroup:
     def extend_deadlines(self, ms: int) -> None:
         """This controller stood still for so long; see Replicas.excuse."""
         self.replicas.extend_deadlines(ms)
-        self._seen_ms += ms
+        self.records.extend_deadlines(ms)
         self._patient_until_ms = self._now_ms + ms + self._dead_after_ms
 
     def mark_suspect(self, store_id: str) -> None:
         self.replicas.mark_suspect(store_id)
         self._look()
 
-    def write(
-        self, expected_version: int, record: GroupRecord, then: Callable[[WriteResult], None]
-    ) -> None:
-        """One compare-and-set; what came of it is taken in before `then` is called."""
-
-        def swapped(result: WriteResult) -> None:
-            self._take_result(result)
-            then(result)
-
-        self._store.swap(self.name, expected_version, record, swapped)
+    @property
+    def record(self) -> GroupRecord | None:
+        return self.records.record
 
     @property
     def leader(self) -> ReplicaHeartbeat | None:
@@ -155,17 +130,12 @@ class ReplicaGroup:
     def alive(self, store_id: str) -> bool:
         return self.replicas.alive(store_id, now_ms=self._now_ms)
 
-    @property
-    def is_read(self) -> bool:
-        """The metadata store has answered since this controller started."""
-        return self._is_read
-
     def may_rebuild(self, store_id: str) -> bool:
         """Whether that replica, which has just been heard, may rebuild its store now."""
         asking = self.replicas.get(store_id)
         least = self.replicas.min_in_sync
-        trouble = self._store_trouble
-        if self._now_ms - self._known_ms > RECORD_AGE_MS:
+        trouble = self.records.trouble
+        if self._now_ms - self.records.known_ms > RECORD_AGE_MS:
             trouble = trouble or f"the metadata store has not answered for {RECORD_AGE_MS} ms"
         return asking is not None and self.rebuilds.ask(
             asking, self.record, self.alive_replicas, least, trouble=trouble
@@ -192,18 +162,18 @@ class ReplicaGroup:
             if self._now_ms >= self._patient_until_ms:
                 self._say(found)
             return None
-        ahead = [one for one in self.replicas if one.epoch > self._epoch]
+        ahead = [one for one in self.replicas if one.epoch > self.records.epoch]
         if ahead:
             if self._contradicted_at is None:
-                self._contradicted_at = self._reads
-            asked_since = self._read_number > self._contradicted_at
+                self._contradicted_at = self.records.reads
+            asked_since = self.records.read_number > self._contradicted_at
             self._say(
                 f"{ahead[0].node} has accepted epoch {ahead[0].epoch}, the metadata store knows "
-                f"{self._epoch}: it was set back, or answers with old records"
+                f"{self.records.epoch}: it was set back, or answers with old records"
                 if asked_since
                 else ""
             )
-            self._read_soon()
+            self.records.read_soon()
             return None
         self._contradicted_at = None
         if not self._leader_is_lost():
@@ -233,8 +203,8 @@ class ReplicaGroup:
         assert self.record is not None, "asked only of a group with a record"
         if leader is None or not self.alive(leader.store_id):
             return True
-        if leader.epoch < self._epoch:  # it has not taken its order
-            return self._now_ms - self._seen_ms > 2 * self._dead_after_ms
+        if leader.epoch < self.records.epoch:  # it has not taken its order
+            return self._now_ms - self.records.seen_ms > 2 * self._dead_after_ms
         # A master that restarted is nobody until a new epoch names it (R8).
         idle_ms = self.replicas.idle_ms(leader.store_id, now_ms=self._now_ms)
         return leader.role not in SERVING and idle_ms >= self._dead_after_ms // 4
@@ -259,60 +229,9 @@ class ReplicaGroup:
             else:
                 self.lost_writes += 1
 
-        self.write(expected, wanted, written)
-
-    # -- the store's answers
-
-    def _read(self) -> None:
-        self._reading = True
-        self._read_ms = self._now_ms
-        self._reads += 1
-        began_ms = self._now_ms
-
-        def read(found: GroupRecord | MetadataStoreUnavailable | None) -> None:
-            self._reading = False
-            if isinstance(found, MetadataStoreUnavailable):
-                self._store_is_away(str(found))
-                return
-            self._is_read = True
-            self._read_number = self._reads
-            self._known_ms = began_ms
-            self._store_trouble = ""
-            self._take(found)
-
-        self._store.read(self.name, read)
-
-    def _read_soon(self) -> None:
-        self._read_ms = min(self._read_ms, self._now_ms - READ_MS + SOON_MS)
-
-    def _take_result(self, result: WriteResult) -> None:
-        """Whatever it says, a record that came with it is true; the rest is read again (R1)."""
-        if result.outcome is WriteOutcome.UNKNOWN:
-            self._store_is_away(result.reason)
-        self._take(result.record)
-        if result.outcome is not WriteOutcome.WRITTEN:
-            self._read_ms = self._now_ms - READ_MS
-
-    def _take(self, found: GroupRecord | None) -> None:
-        """Versions only move forward; what is older is a stale read."""
-        if found is None or (self.record is not None and found.version <= self.record.version):
-            self._look()
-            return
-        if found.epoch != self._epoch:
-            self._seen_ms = self._now_ms
-        self.record = found
-        self._look()
-
-    def _store_is_away(self, reason: str) -> None:
-        if reason != self._store_trouble:
-            logger.warning("metadata store", extra={"broker": self.name, "reason": reason})
-        self._store_trouble = reason
+        self.records.write(expected, wanted, written)
 
     # -- what is shown
-
-    @property
-    def _epoch(self) -> int:
-        return self.record.epoch if self.record else 0
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self.problem:
@@ -333,22 +252,14 @@ class ReplicaGroup:
 
     def state(self) -> pb.GroupState:
         found = pb.GroupState(group=self.name, view=self.view)
-        found.trouble = "; ".join(filter(None, (self.problem, self._store_trouble)))
+        found.trouble = "; ".join(filter(None, (self.problem, self.records.trouble)))
         if self.record is not None:
             found.record.CopyFrom(record_to_wire(self.record))
         timers = self.replicas.timer_check_point
         if timers is not None:
-            found.timer_check_point.CopyFrom(self._timers_to_wire(timers))
+            found.timer_check_point.CopyFrom(_timers_to_wire(timers, self._now_ms))
         found.members.extend(self._member(one) for one in self.replicas)
         return found
-
-    def _timers_to_wire(self, timers: TimerCheckPoint) -> pb.TimerCheckPoint:
-        return pb.TimerCheckPoint(
-            epoch=timers.epoch,
-            last_read_ms=timers.last_read_ms,
-            master_timer_queue_offset=timers.master_timer_queue_offset,
-            age_ms=max(0, self._now_ms - timers.taken_ms),
-        )
 
     def _member(self, one: ReplicaHeartbeat) -> pb.Member:
         return pb.Member(
@@ -373,6 +284,15 @@ class ReplicaGroup:
             meta_version=one.meta_version,
             tables_differ_at=one.tables_differ_at,
         )
+
+
+def _timers_to_wire(timers: TimerCheckPoint, now_ms: int) -> pb.TimerCheckPoint:
+    return pb.TimerCheckPoint(
+        epoch=timers.epoch,
+        last_read_ms=timers.last_read_ms,
+        master_timer_queue_offset=timers.master_timer_queue_offset,
+        age_ms=max(0, now_ms - timers.taken_ms),
+    )
 
 
 def _wanted(request: pb.AlterSyncStateSetRequest) -> GroupRecord:

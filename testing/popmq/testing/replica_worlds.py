@@ -31,8 +31,8 @@ class ReplicaSimulator(Simulator):
         """How often rare states were."""
         return {"comparisons": self.compared, **self.machine.reached()}
 
-    def _machine(self) -> SimulatedBroker:
-        return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
+    def _machine(self, settings: Settings) -> SimulatedBroker:
+        return ReplicaMachine(_of_two(settings), self.rng, self.tally)
 
     def _lose_slave(self) -> None:
         _lose_slave(self.machine)
@@ -64,8 +64,8 @@ class TimerReplicaSimulator(TimerSimulator):
         """How often rare states were."""
         return {"comparisons": self.compared, **self.machine.reached()}
 
-    def _machine(self) -> SimulatedBroker:
-        return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
+    def _machine(self, settings: Settings) -> SimulatedBroker:
+        return ReplicaMachine(_of_two(settings), self.rng, self.tally)
 
     def weighted(self) -> list[tuple[Callable[[], None], int]]:
         return [*super().weighted(), (self._compare, 3), (self._lose_slave, 4)]

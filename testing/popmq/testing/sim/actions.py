@@ -1,12 +1,12 @@
 """Actions: what a run of the simulator does next, one small move at a time."""
 
 from popmq.testing.harness.sometimes import Sometimes
-from popmq.testing.oracle.client_history import GroupReader, Held, ResourceIncarnation
+from popmq.testing.oracle.client_history import Held
 from popmq.testing.oracle.false_empty import kept_waiting
 from popmq.testing.sim.clients import INVISIBLE_MS, MAX_INVISIBLE_MS
 from popmq.testing.sim.lives import Lives
+from popmq.testing.sim.moves import some_reader
 from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
-from popmq.testing.sim.producers import KEYS, QUIET
 
 
 class Actions(Lives):
@@ -14,24 +14,11 @@ class Actions(Lives):
 
     clients: Operators
     _invisible_ms: tuple[int, ...] = INVISIBLE_MS
-    _long_ms: tuple[int, ...] = ()
+    _change_ms: tuple[int, ...] = (1, 1, 500, 5_000)
     _pushes = False  # whether there are push consumers
 
-    def _read(self, group: str, topic: str, *tags: str) -> None:
-        reader_group, reader_topic = self.clients.groups[group], self.clients.topics[topic]
-        assert reader_group is not None
-        assert reader_topic is not None
-        self.oracle.readers.append(GroupReader(reader_group, reader_topic, tags))
-
-    def _reader(self) -> GroupReader | None:
-        usable = [r for r in self.oracle.readers if r.alive]
-        ordered = [r for r in usable if r.group.fifo]
-        if ordered and self.rng.random() < 0.4:
-            return self.rng.choice(ordered)
-        return self.rng.choice(usable) if usable else None
-
     def _receive(self) -> None:
-        rng, reader = self.rng, self._reader()
+        rng, reader = self.rng, some_reader(self.oracle, self.rng)
         if reader is not None and reader.group.fifo and rng.random() < 0.4:
             limit, invisible_ms = rng.choice((1, 2, 8, 32)), rng.choice(self._invisible_ms)
             self.clients.receive_named(reader, limit=limit, invisible_ms=invisible_ms)
@@ -59,7 +46,7 @@ class Actions(Lives):
 
     def _leave(self) -> None:
         """A consumer asks, and does not wait for the answer; another one comes."""
-        rng, machine, reader = self.rng, self.machine, self._reader()
+        rng, machine, reader = self.rng, self.machine, some_reader(self.oracle, self.rng)
         if reader is None:
             return
         limit, invisible_ms = rng.choice((1, 8)), rng.choice(self._invisible_ms)
@@ -101,7 +88,7 @@ class Actions(Lives):
     def _change(self) -> None:
         held = self._some_held()
         if held is not None:
-            self.clients.change(held, self.rng.choice((1, 1, 500, 5_000, *self._long_ms)))
+            self.clients.change(held, self.rng.choice(self._change_ms))
 
     def _reject(self) -> None:
         held = self._some_held()
@@ -122,7 +109,7 @@ class Actions(Lives):
 
     def _reset(self) -> None:
         """The offset of a group is set while it reads."""
-        reader = self._reader()
+        reader = some_reader(self.oracle, self.rng)
         if reader is not None:
             self.clients.reset(reader, self.checks.forget_offsets)
             mine = [held for held in self.clients.held if held.reader is reader]
@@ -134,79 +121,6 @@ class Actions(Lives):
         group = self.rng.choice(("g", "f")) if "f" in self.clients.groups else "g"
         for _ in range(self.rng.choice((1, 1, 2))):
             self.clients.redrive(group)
-
-    def _stick(self) -> None:
-        """Messages of few message groups, one of which is held for long."""
-        fifo, machine = self.clients.topics["fo"], self.machine
-        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
-        reader = self.rng.choice(readers)
-        for limit in (1, 2, 2):
-            self.clients.send(fifo)
-            self.clients.send(fifo)
-            machine.run_until_idle()
-            self.clients.receive_named(reader, limit=limit, invisible_ms=MAX_INVISIBLE_MS)
-            machine.run_until_idle(until=lambda: self.rng.random() < 0.05)
-            machine.advance(self.rng.choice((20, 1_200, 1_200)))
-        machine.step()
-        if self.rng.random() < 0.5:
-            self._resume()
-
-    def _unpark(self) -> None:
-        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
-        if readers:
-            reader = self.rng.choice(readers)
-            parked = self.machine.parked(reader.group.name)
-            often = parked and self.rng.random() < 0.5
-            self.clients.unpark(reader, self.rng.choice(parked if often else KEYS))
-
-    def _resume(self) -> None:
-        """What was parked is resumed and received, and then sometimes the offset is reset."""
-        rng, machine, clients = self.rng, self.machine, self.clients
-        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
-        stuck = [(one, key) for one in readers for key in machine.parked(one.group.name)]
-        if not stuck:
-            return
-        reader, key = rng.choice(stuck)
-        clients.unpark(reader, key, "resume")
-        machine.advance(rng.choice((20, MAX_INVISIBLE_MS + 100)))  # what holds it up is back
-        for _ in range(2):
-            machine.step()
-            machine.run_until_idle(until=lambda: rng.random() < 0.02)
-            clients.receive(reader, limit=8, invisible_ms=MAX_INVISIBLE_MS)
-            machine.run_until_idle(until=lambda: rng.random() < 0.02)
-        if rng.random() < 0.5:
-            clients.reset(reader, self.checks.forget_offsets, rng.choice(("oldest", "oldest", "")))
-
-    def _administer(self) -> None:
-        name, places, make, drop = self.rng.choice(
-            (
-                ("tmp", self.clients.topics, self._make_tmp_topic, self.clients.drop_topic),
-                ("tg", self.clients.groups, self._make_tmp_group, self.clients.drop_group),
-            )
-        )
-        if name in places:
-            drop(name)
-        else:
-            make()
-
-    def _make_tmp_topic(self) -> None:
-        self.clients.make_topic("tmp", 2)
-        self.machine.run_until_idle()
-        self._join("g", "tmp")
-        self._join("tg", "tmp")
-
-    def _make_tmp_group(self) -> None:
-        self.clients.make_group("tg", 3)
-        self.machine.run_until_idle()
-        self.tally.hit(Sometimes.GROUP_REMADE, int(self._join("tg", "t0")))
-        self._join("tg", "tmp")
-
-    def _join(self, group: str, topic: str) -> bool:
-        known = self.clients.groups.get(group), self.clients.topics.get(topic)
-        ready = all(isinstance(place, ResourceIncarnation) for place in known)
-        if ready:
-            self._read(group, topic)
-        return ready
 
     def _loop(self) -> None:
         if self.machine.loop_ready:
@@ -235,36 +149,3 @@ class Actions(Lives):
             self.tally.hit(Sometimes.SPACE_FREED)
         if self.rng.random() < 0.1:
             self.machine.step_wall(self.rng.choice((-5_000, 60_000)))
-
-    # -- where messages expire
-
-    def _hours(self) -> None:
-        self.machine.advance(self.rng.choice((600_000, 1_800_000, 4_000_000)))
-
-    def _burst(self) -> None:
-        for _ in range(self.rng.choice((3, 8))):
-            self.clients.send()
-
-    def _outlive(self) -> None:
-        """Something is held while the log grows, until segments go that were there before."""
-        rng, machine, reader = self.rng, self.machine, self._reader()
-        if reader is None:
-            return
-        self.clients.receive(reader, limit=8, invisible_ms=max(self._long_ms))
-        for _ in range(rng.choice((3, 6))):
-            for _ in range(5):
-                self.clients.send()
-            machine.run_until_idle()
-            machine.advance(1_200_000)
-            self._work()
-
-    def _quiet(self) -> None:
-        self.clients.send(self.clients.topics[QUIET])
-
-    def _work(self) -> None:
-        """Many steps, as an idle broker makes them; some before the last one's news came."""
-        often = self.rng.choice((0.8, 0.8, 0.2))
-        for _ in range(self.rng.choice((4, 12))):
-            self.machine.step()
-            if self.rng.random() < often:
-                self.machine.run_until_idle()

@@ -8,6 +8,7 @@ from popmq.testing.oracle.client_history import GroupReader, MessageHistory, Sen
 from popmq.testing.oracle.delivery_chains import may_be_over
 from popmq.testing.sim.clients import MAX_INVISIBLE_MS
 from popmq.testing.sim.drain import empty
+from popmq.testing.sim.moves import add_reader, some_reader
 from popmq.testing.sim.operators import PUSH_CLIENTS
 from popmq.testing.sim.run import Simulator
 
@@ -44,7 +45,7 @@ class PushSimulator(Simulator):
         self.clients.make_group("audit", 40)
         self.machine.run_until_idle()
         for group, topic in (("g", "t0"), ("g", "t1"), ("h", "t0")):
-            self._read(group, topic)
+            add_reader(self.clients, self.oracle, group, topic)
 
     def _end_life(self) -> str:
         """A consumer asks; what it is answered may be on its way, or behind it, for 3 s at most."""
@@ -64,7 +65,7 @@ class PushSimulator(Simulator):
             self.machine.advance(self.rng.choice((0, 5, 2_000)))
 
     def _hold(self) -> None:
-        reader, rng = self._reader(), self.rng
+        reader, rng = some_reader(self.oracle, self.rng), self.rng
         if reader is not None:
             self.clients.receive(
                 reader,

@@ -3,8 +3,10 @@ everything heals, the clients drain what is left, and the oracle looks back.
 """
 
 import errno
+import random
 from collections.abc import Callable
 
+from popmq.broker.core.broker import Broker
 from popmq.broker.index.key_index import ENTRIES_PER_FILE
 from popmq.common.settings.settings import (
     GroupSettings,
@@ -15,13 +17,14 @@ from popmq.common.settings.settings import (
     TimerSettings,
 )
 from popmq.testing.disk.crash_loss import Loss
-from popmq.testing.harness.sometimes import Sometimes
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.actions import Actions
 from popmq.testing.sim.clients import BRIEF, INVISIBLE_MS, LONG_MS
 from popmq.testing.sim.drain import drain
 from popmq.testing.sim.lives import POWER, RunEnded, SeedResult
 from popmq.testing.sim.lookup import LookupChecks
+from popmq.testing.sim.moves import ExpiryMoves, ParkingMoves, Recreation, add_reader
 from popmq.testing.sim.operators import Operators
 from popmq.testing.sim.producers import FIFO_QUEUES, QUIET
 from popmq.testing.sim.replay import ReplayCheck
@@ -48,7 +51,8 @@ class Simulator(Actions):
         self.keeps_order = self.rng.random() < 0.5
         self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
-        self.machine = self._machine()
+        settings = _settings(self.rng, retains=self.retains, parks=self.oracle.parks)
+        self.machine = self._machine(settings)
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.trace_line)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
@@ -62,6 +66,9 @@ class Simulator(Actions):
         self.clients.uniform = self.rng.choice((0, 0, 120))
         self._damages = self.rng.random() < 0.12
         self._damaged = ""  # where a bit was flipped before the last start
+        parking = ParkingMoves(self.machine, self.clients, self.oracle, self.rng, self.checks)
+        recreation = Recreation(self.machine, self.clients, self.oracle, self.rng, self.tally)
+        expiry = ExpiryMoves(self.machine, self.clients, self.oracle, self.rng)
         self._actions: list[tuple[Callable[[], None], int]] = [
             (self.clients.send, 14),
             (self._receive, 14),
@@ -69,7 +76,7 @@ class Simulator(Actions):
             (self._change, 4),
             (self._leave, 3),
             (self.clients.hear_of_leaving, 4),
-            (self._administer, 1),
+            (recreation.make_or_drop, 1),
             (self._loop, 22),
             (self._flush, 18),
             (self._step, 8),
@@ -82,15 +89,15 @@ class Simulator(Actions):
         if self._pushes:
             self._actions += [(self._silence, 4)]
         if self.keeps_order:
-            self._actions += [(self._repeat, 4), (self._stick, 1)]
+            self._actions += [(self._repeat, 4), (parking.stick, 1)]
         if self.oracle.parks:
-            self._actions += [(self._unpark, 3), (self._stick, 4), (self._resume, 1)]
+            self._actions += [(parking.unpark, 3), (parking.stick, 4), (parking.resume, 1)]
         self._actions += [(self._reset, 2), (self._redrive, 2)]
         if self.retains:
-            self._long_ms = LONG_MS
+            self._change_ms = (*self._change_ms, *LONG_MS)
             self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
-            self._actions += [(self._hours, 5), (self._burst, 5), (self._work, 10)]
-            self._actions += [(self._quiet, 1), (self._outlive, 2)]
+            self._actions += [(expiry.hours, 5), (expiry.burst, 5), (expiry.work, 10)]
+            self._actions += [(expiry.quiet, 1), (expiry.outlive, 2)]
 
     def run(self) -> SeedResult:
         result = super().run()
@@ -116,34 +123,8 @@ class Simulator(Actions):
 
     # -- a run
 
-    def _machine(self) -> SimulatedBroker:
-        return SimulatedBroker(self._settings(), self.rng, self.tally)
-
-    def _settings(self) -> Settings:
-        rng = self.rng
-        segment_bytes = rng.choice((11, 16, 64)) << 10
-        hours, size = 72, 0
-        if self.retains:
-            segment_bytes = rng.choice((11, 16, 32)) << 10
-            hours, size = rng.choice(_RETENTION)
-        return Settings(
-            store=StoreSettings(
-                segment_bytes=segment_bytes,
-                snapshot_bytes=rng.choice((6, 12) if self.retains else (6, 24, 4096)) << 10,
-                reserved_segments=rng.choice((1, 2)),
-                retention_hours=hours,
-                retention_bytes=size,
-            ),
-            message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
-            pop=PopSettings(
-                max_in_flight_per_queue=rng.choice((5, 1000, 1000)),
-                retry_first_percent=rng.choice((0, 20, 100)),
-                fifo_open_offsets=rng.choice((3, 5)) if self.oracle.parks else 10_000,
-                fifo_park_after_ms=500,
-            ),
-            group=GroupSettings(auto_create=False),
-            timer=TimerSettings(wheel_slots=600, log_segment_bytes=4 << 10),
-        )
+    def _machine(self, settings: Settings) -> SimulatedBroker:
+        return SimulatedBroker(settings, self.rng, self.tally)
 
     def _set_up(self) -> None:
         self._first_start()
@@ -163,21 +144,21 @@ class Simulator(Actions):
             clients.make_group("ft", 40, fifo=True)
         self.machine.run_until_idle()
         if self.keeps_order:
-            self._read("f", "fo")
-            self._read("ft", "fo", "A", "B")
+            add_reader(clients, self.oracle, "f", "fo")
+            add_reader(clients, self.oracle, "ft", "fo", "A", "B")
             if self.rng.random() < 0.3:
-                self._read("g", "fo")
-        self._read("g", "t0")
-        self._read("g", "t1")
-        self._read("h", "t0", "A")
-        self._read("n", "t0")
+                add_reader(clients, self.oracle, "g", "fo")
+        add_reader(clients, self.oracle, "g", "t0")
+        add_reader(clients, self.oracle, "g", "t1")
+        add_reader(clients, self.oracle, "h", "t0", "A")
+        add_reader(clients, self.oracle, "n", "t0")
         if self.retains:
             clients.make_topic(QUIET, 1)
             clients.make_topic(BRIEF, 1, retention_ms=self.rng.choice(BRIEF_MS))
             self.machine.run_until_idle()
-            self._read("g", QUIET)
-            self._read("g", BRIEF)
-            self._quiet()
+            add_reader(clients, self.oracle, "g", QUIET)
+            add_reader(clients, self.oracle, "g", BRIEF)
+            clients.send(clients.topics[QUIET])
 
     def _at_rest(self) -> None:
         self.tally.hit(Sometimes.BLOCKED, int(self.machine.blocked > 0))
@@ -206,7 +187,8 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.CRASH_IN_STOP)
 
     def _before_crash(self) -> None:
-        self._count_store()
+        self.retention.before_crash()
+        _count_store(self.machine.broker, self.clients, self.tally)
         self.oracle.era += self._last_kind != "stop"
         self.oracle.process += 1
         self.retention.cut_power_in = None
@@ -221,6 +203,8 @@ class Simulator(Actions):
         self._while_down()
         if self.retains and attempt == 0 and self.rng.random() < 0.3:
             self._lose_index()
+            self.trace_line("the index was removed")
+            self.retention.index_lost = True
         self._damaged = self._damage() if attempt == 0 and self._last_kind != "error" else ""
 
     def _start_failed(self, trouble: str, attempt: int) -> bool:
@@ -265,11 +249,6 @@ class Simulator(Actions):
             self.trace_line(f"wall clock {step_ms:+}")
         self.tally.hit(Sometimes.WALL_BACK, int(step_ms < 0))
 
-    def _lose_index(self) -> None:
-        super()._lose_index()
-        self.trace_line("the index was removed")
-        self.retention.index_lost = True
-
     def _damage(self) -> str:
         """Flip a bit that was durable, in seeds that allow it; returns where."""
         if not self._damages or self.rng.random() < 0.5:
@@ -295,7 +274,8 @@ class Simulator(Actions):
             self.oracle.era += 1
             self.oracle.unanswered.crashed(self.oracle.process)
         self.oracle.process += 1
-        self._count_store()
+        self.retention.before_crash()
+        _count_store(self.machine.broker, self.clients, self.tally)
         self.retention.cut_power_in = None
         self.tally.hit(Sometimes.PADDED_ROLL, self.checks.padded_segments())
         self.machine.crash(self.rng.choice(POWER))
@@ -308,20 +288,45 @@ class Simulator(Actions):
         self._started()
         self.oracle.healed_ms = self.oracle.now_ms = self.machine.clock.boot_ms()
 
-    def _count_store(self) -> None:
-        store = self.machine.broker.store
-        self.retention.before_crash()
-        self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
-        broker = self.machine.broker
-        self.tally.hit(Sometimes.RENEWED, broker.revive.renewed)
-        self.tally.hit(Sometimes.UNDONE, broker.undo.rolled_back)
-        self.tally.hit(Sometimes.RETURNED, broker.revive.returned)
-        self.tally.hit(Sometimes.PARKED, broker.parking.parked)
-        self.tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)
-        buffer = self.machine.broker.buffer
-        self.tally.hit(Sometimes.BUFFERED_COMMIT, buffer.commits)
-        self.tally.hit(Sometimes.BUFFERED_WRITTEN, buffer.written)
-        self.tally.hit(Sometimes.CHECKPOINT, store.checkpoints.made)
-        self.tally.hit(Sometimes.SNAPSHOT, store.snapshots.made)
-        for topic, place in self.clients.topics.items():
-            self.tally.hit(Sometimes.TOPIC_REMADE, int(topic == "tmp" and place is not None))
+
+def _count_store(broker: Broker, clients: Operators, tally: StateCounts) -> None:
+    store = broker.store
+    tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
+    tally.hit(Sometimes.RENEWED, broker.revive.renewed)
+    tally.hit(Sometimes.UNDONE, broker.undo.rolled_back)
+    tally.hit(Sometimes.RETURNED, broker.revive.returned)
+    tally.hit(Sometimes.PARKED, broker.parking.parked)
+    tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)
+    buffer = broker.buffer
+    tally.hit(Sometimes.BUFFERED_COMMIT, buffer.commits)
+    tally.hit(Sometimes.BUFFERED_WRITTEN, buffer.written)
+    tally.hit(Sometimes.CHECKPOINT, store.checkpoints.made)
+    tally.hit(Sometimes.SNAPSHOT, store.snapshots.made)
+    for topic, place in clients.topics.items():
+        tally.hit(Sometimes.TOPIC_REMADE, int(topic == "tmp" and place is not None))
+
+
+def _settings(rng: random.Random, *, retains: bool, parks: bool) -> Settings:
+    segment_bytes = rng.choice((11, 16, 64)) << 10
+    hours, size = 72, 0
+    if retains:
+        segment_bytes = rng.choice((11, 16, 32)) << 10
+        hours, size = rng.choice(_RETENTION)
+    return Settings(
+        store=StoreSettings(
+            segment_bytes=segment_bytes,
+            snapshot_bytes=rng.choice((6, 12) if retains else (6, 24, 4096)) << 10,
+            reserved_segments=rng.choice((1, 2)),
+            retention_hours=hours,
+            retention_bytes=size,
+        ),
+        message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
+        pop=PopSettings(
+            max_in_flight_per_queue=rng.choice((5, 1000, 1000)),
+            retry_first_percent=rng.choice((0, 20, 100)),
+            fifo_open_offsets=rng.choice((3, 5)) if parks else 10_000,
+            fifo_park_after_ms=500,
+        ),
+        group=GroupSettings(auto_create=False),
+        timer=TimerSettings(wheel_slots=600, log_segment_bytes=4 << 10),
+    )

@@ -44,7 +44,7 @@ class TimerSimulator(TimerActions):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.oracle = TimerOracle()
-        self.machine = self._machine()
+        self.machine = self._machine(self._settings())
         self.oracle.watch(self.machine)
         self.clients = TimerClients(
             self.machine, self.oracle, self.rng, self.tally, self.trace_line
@@ -58,8 +58,8 @@ class TimerSimulator(TimerActions):
         self._most = self.rng.choice((1, 3, 256)) if small else 256  # of one step
         self._harmed = ""
 
-    def _machine(self) -> SimulatedBroker:
-        return SimulatedBroker(self._settings(), self.rng, self.tally)
+    def _machine(self, settings: Settings) -> SimulatedBroker:
+        return SimulatedBroker(settings, self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng
