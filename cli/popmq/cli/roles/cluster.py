@@ -127,7 +127,7 @@ class Cluster:
     # -- children
 
     def _start_controller(self) -> SupervisedProcess:
-        folder = self._folder("controller")
+        folder = _make_folder(f"{self._data}/controller")
         settings = {"controller.store": "file", "controller.data": f"{folder}/records"}
         listens = {"controller.listen": _free_address(), "http.listen": LOCAL}
         return self._child("controller", "controller", settings, listens)
@@ -136,7 +136,7 @@ class Cluster:
         settings = {
             "broker.name": group,
             "broker.node": node,
-            "broker.data": self._folder(node),
+            "broker.data": _make_folder(f"{self._data}/{node}"),
             "broker.advertise": "",
             "controller.addresses": self._ports["controller", "controller.listen"],
             "replication.replicas": str(self._shape.replicas),
@@ -191,18 +191,14 @@ class Cluster:
             if where := _word(child.ready_line, word):
                 self._ports[child.name, key] = where
 
-    def _folder(self, name: str) -> str:
-        folder = f"{self._data}/{name}"
-        os.makedirs(folder, exist_ok=True)
-        return folder
-
     # -- what the controller sees
 
     async def _whole(self) -> None:
         """Look until nothing is missing; say what is, now and then."""
         loop = asyncio.get_running_loop()
         said = loop.time()
-        while missing := self._missing(await self._listed()) or await self._not_joined():
+        shape = self._shape
+        while missing := _missing(shape, await self._listed()) or await self._not_joined():
             if loop.time() - said > SAY_S:
                 said = loop.time()
                 logger.info("waiting", extra={"for": missing})
@@ -220,20 +216,6 @@ class Cluster:
         if not routes.owner:
             return "which group owns the topics is not decided"
         return f"{missing[0]} has not copied the topics" if missing else ""
-
-    def _missing(self, found: Sequence[pb.GroupState]) -> str:
-        states = {state.group: state for state in found}
-        for group in sorted({group for group, _ in self._shape.brokers}):
-            state = states.get(group)
-            members = [one for one in state.members if one.alive] if state else []
-            if state is None or len(members) < self._shape.replicas:
-                return f"{group}: {len(members)} of {self._shape.replicas} brokers are heard"
-            if not any(one.role == pb.MASTER for one in members):
-                return f"{group}: no master. {state.trouble}"
-            in_sync = len(state.record.sync_state_set)
-            if self._shape.replicas > 1 and in_sync < self._shape.replicas:
-                return f"{group}: {in_sync} of {self._shape.replicas} brokers in sync"
-        return ""
 
     async def _masters(self) -> list[str]:
         return [
@@ -286,6 +268,26 @@ class Cluster:
             "log": child.log,
             "listens": ports,
         }
+
+
+def _missing(shape: ClusterSize, found: Sequence[pb.GroupState]) -> str:
+    states = {state.group: state for state in found}
+    for group in sorted({group for group, _ in shape.brokers}):
+        state = states.get(group)
+        members = [one for one in state.members if one.alive] if state else []
+        if state is None or len(members) < shape.replicas:
+            return f"{group}: {len(members)} of {shape.replicas} brokers are heard"
+        if not any(one.role == pb.MASTER for one in members):
+            return f"{group}: no master. {state.trouble}"
+        in_sync = len(state.record.sync_state_set)
+        if shape.replicas > 1 and in_sync < shape.replicas:
+            return f"{group}: {in_sync} of {shape.replicas} brokers in sync"
+    return ""
+
+
+def _make_folder(folder: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def _check_folder(data: str, shape: ClusterSize) -> None:

@@ -284,7 +284,7 @@ class FrameConnection(asyncio.Protocol):
         """Tell the peer why, and close: only our half at first, as closing a socket with
         unread bytes resets it and the reason would be lost."""
         logger.warning(
-            "closed a frame connection", extra={"peer": self.peer_name(), "why": str(error)}
+            "closed a frame connection", extra={"peer": peer_name(self.peer), "why": str(error)}
         )
         self.send(ERROR, 0, encode_error(error))
         if self._transport is not None and self._transport.can_write_eof():
@@ -307,14 +307,6 @@ class FrameConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._end(reason)
-
-    def unsent_bytes_left(self) -> int:
-        """How many of the bytes that were sent the transport has got rid of."""
-        assert self._transport is not None
-        return self._written - self._transport.get_write_buffer_size()
-
-    def peer_name(self) -> str:
-        return f"{self.peer.role} {self.peer.name}" if self.peer else "a peer before its HELLO"
 
     def _start_linger(self) -> None:
         if self._linger is None and self._transport is not None and not self.lost.done():
@@ -390,6 +382,10 @@ class FrameConnection(asyncio.Protocol):
         elif kind not in (REPLY, ERROR, CANCEL):  # those are late answers, to be passed over
             unknown = Refused(Code.UNSUPPORTED, f"frame kind {kind} is not known here")
             self.send(ERROR, request_id, encode_error(unknown))
+
+
+def peer_name(peer: Hello | None) -> str:
+    return f"{peer.role} {peer.name}" if peer else "a peer before its HELLO"
 
 
 def notice_dead_peer(

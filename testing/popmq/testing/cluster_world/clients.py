@@ -19,7 +19,7 @@ from popmq.testing.cluster_world.history import (
     Message,
     ReceiveRequestHistory,
 )
-from popmq.testing.cluster_world.oracle import ClusterOracle
+from popmq.testing.cluster_world.oracle import ClusterOracle, delivery_name, refusal_reason
 from popmq.testing.cluster_world.router import Router
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as States
 from popmq.testing.harness.core_broker import pop as encode_pop
@@ -269,7 +269,7 @@ class ClusterClients:
 
     def ack(self, held: DeliveryHistory, proxy: int | None = None) -> None:
         oracle, reader = self._oracle, held.reader
-        refuse = oracle.must_refuse(held)
+        refuse = refusal_reason(held)
         held.asking += 1
         held.history.ending += 1
 
@@ -321,7 +321,7 @@ class ClusterClients:
                     held.superseded = held.superseded or 1
                 elif oracle.must_accept(held) and not held.history.acked:
                     oracle.report_violation(
-                        "I6 live-handle", f"{oracle.who(held)}: change refused in time"
+                        "I6 live-handle", f"{delivery_name(held)}: change refused in time"
                     )
                 return
             held.superseded = 2

@@ -26,21 +26,22 @@ class ClusterFaults:
         self.apart = IsolatedMaster(world)
         wipes = world.settings.replication.effective_min_in_sync > 1
         clocks = 2.0 if world.skewed else 0.2
+        network, services = NetworkMoves(world), ServiceFaults(world)
         self._kinds: list[tuple[Callable[[], None], float]] = [
             (self._crash, 6),
             (self._power_in_work, 3),
             (self._pause, 4),
-            (self._isolate, 4),
-            (self._cut_one_way, 3),
-            (self._split, 1.5),
+            (network.isolate, 4),
+            (network.cut_one_way, 3),
+            (network.split, 1.5),
             (self.apart.begin, 3),
-            (self._heal, 4),
-            (self._reset, 2),
-            (self._hand_over, 4),
-            (self._controller, 2),
-            (self._no_controllers, 0.8),
-            (self._store, 1.5),
-            (self._proxy, 1.5),
+            (network.heal, 4),
+            (network.reset, 2),
+            (services.hand_over, 4),
+            (services.controller, 2),
+            (services.no_controllers, 0.8),
+            (services.store, 1.5),
+            (services.proxy, 1.5),
             (self._all_down, 0.7),
             (self._stop, 1.5),
             (self._step_clock, clocks),
@@ -53,19 +54,9 @@ class ClusterFaults:
         weights = [weight for _, weight in self._kinds]
         self._rng.choices(kinds, weights)[0]()
 
-    # -- who, and when it ends
-
-    def _broker(self) -> ClusterBroker:
-        """The master more often than others."""
-        masters = self._world.masters
-        return self._rng.choice(masters if masters and self._rng.random() < 0.5 else self._all)
-
     @property
     def _all(self) -> list[ClusterBroker]:
         return self._world.brokers
-
-    def _later(self, ms: int, action: Callable[[], None]) -> None:
-        self._world.time.after(ms, lambda: None if self._world.healed else action())
 
     def _start(self, broker: ClusterBroker) -> None:
         """Half of the starts are disturbed; then it tries again."""
@@ -79,12 +70,12 @@ class ClusterFaults:
         world.trace_line(f"{broker.name} starts at {end}" if began else f"{broker.name} dies again")
         broker.disk.faults.heal()
         if not began:
-            self._later(20, lambda: self._start(broker))
+            later(self._world, 20, lambda: self._start(broker))
 
     # -- brokers
 
     def _crash(self, broker: ClusterBroker | None = None, down_ms: int = 0) -> None:
-        broker = broker or self._broker()
+        broker = broker or some_broker(self._world)
         if broker.node is None:
             return
         power = self._rng.random() < 0.5
@@ -95,10 +86,10 @@ class ClusterFaults:
         self._world.tally.hit(States.POWER, unsynced * power)
         self._world.tally.hit(States.CRASH, int(not power))
         broker.crash(loss)
-        self._later(down_ms, lambda: self._start(broker))
+        later(self._world, down_ms, lambda: self._start(broker))
 
     def _power_in_work(self) -> None:
-        broker = self._broker()
+        broker = some_broker(self._world)
         if broker.node is None:
             return
         operations = self._rng.randrange(self._rng.choice((3, 20, 80)))
@@ -113,10 +104,10 @@ class ClusterFaults:
                 self._start(broker)
             broker.disk.faults.heal()
 
-        self._later(self._rng.choice((500, 4_000)), back)
+        later(self._world, self._rng.choice((500, 4_000)), back)
 
     def _stop(self) -> None:
-        broker = self._broker()
+        broker = some_broker(self._world)
         if broker.node is None or broker.host.paused:
             return
         self._world.trace_line(f"{broker.name} is stopped")
@@ -124,7 +115,7 @@ class ClusterFaults:
 
     def _wipe(self) -> None:
         """Only where another member of the recorded set has its disk still, and only now."""
-        world, broker = self._world, self._broker()
+        world, broker = self._world, some_broker(self._world)
         record = world.records.newest(GROUP)
         if broker.node is None or record is None:
             return
@@ -136,7 +127,7 @@ class ClusterFaults:
         world.tally.hit(States.WIPED)
         broker.crash(Loss.ALL)
         broker.wipe()
-        self._later(self._rng.choice((5, 1_000, 4_000)), lambda: self._start(broker))
+        later(self._world, self._rng.choice((5, 1_000, 4_000)), lambda: self._start(broker))
 
     def _all_down(self) -> None:
         self._world.tally.hit(States.ALL_DOWN)
@@ -144,17 +135,17 @@ class ClusterFaults:
             self._crash(broker, self._rng.choice((5, 600, 3_000)))
 
     def _pause(self) -> None:
-        broker, ms = self._broker(), self._rng.choice((400, 2_000, 6_000, 20_000))
+        broker, ms = some_broker(self._world), self._rng.choice((400, 2_000, 6_000, 20_000))
         self._world.trace_line(f"{broker.name} stands still for {ms} ms")
         self._world.tally.hit(States.PAUSE)
         broker.host.pause()
-        self._later(ms, broker.host.resume)
+        later(self._world, ms, broker.host.resume)
 
     def _slow_disk(self) -> None:
-        self._world.slow_or_not(self._broker())
+        self._world.slow_or_not(some_broker(self._world))
 
     def _step_clock(self) -> None:
-        world, broker = self._world, self._broker()
+        world, broker = self._world, some_broker(self._world)
         large = (-6_000, 2_000, 9_000) if world.skewed else (-50, 80)
         ms = self._rng.choice(large)
         world.trace_line(f"the wall clock of {broker.name} is set by {ms} ms")
@@ -162,12 +153,20 @@ class ClusterFaults:
         broker.host.clock.step_wall(ms)
         world.oracle.wall_error(broker.host.clock.error_ms)
 
-    # -- network
+
+class NetworkMoves:
+    """Hosts are cut off from each other; most cuts heal by themselves."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._rng = world.rng
 
     @property
     def _hosts(self) -> list[str]:
         world = self._world
-        hosts = [one.name for one in self._all] + [one.host.name for one in world.controllers]
+        hosts = [one.name for one in self._world.brokers] + [
+            one.host.name for one in world.controllers
+        ]
         return hosts + [one.name for one in world.proxies]
 
     def _cut(self, source: str, targets: Sequence[str], *, both: bool = True) -> None:
@@ -176,9 +175,9 @@ class ClusterFaults:
             if both:
                 self._world.net.cut(target, source)
 
-    def _isolate(self) -> None:
+    def isolate(self) -> None:
         """One broker from the other brokers, the controllers, the proxies, or from all."""
-        broker = self._broker()
+        broker = some_broker(self._world)
         name = broker.name
         if broker in self._world.masters:
             self._world.tally.hit(States.ISOLATED_MASTER)
@@ -189,37 +188,43 @@ class ClusterFaults:
             others = [one for one in others if one[0] in parts[part]]
         self._world.trace_line(f"{name} is cut off from {others}")
         self._cut(name, others)
-        self._later(self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
+        later(self._world, self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
 
-    def _cut_one_way(self) -> None:
+    def cut_one_way(self) -> None:
         source, target = self._rng.sample(self._hosts, 2)
         self._world.trace_line(f"nothing from {source} to {target}")
         self._cut(source, [target], both=False)
-        self._later(self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
+        later(self._world, self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
 
-    def _split(self) -> None:
+    def split(self) -> None:
         """Each side has a controller of its own."""
-        alone = self._broker().name
-        others = [one.name for one in self._all if one.name != alone]
+        alone = some_broker(self._world).name
+        others = [one.name for one in self._world.brokers if one.name != alone]
         self._world.trace_line(f"{alone} and x0 on one side, {others} and x1 on the other")
         self._world.tally.hit(States.SPLIT_CONTROLLERS)
         self._cut(alone, [*others, "x1"])
         for other in others:
             self._cut(other, ["x0"])
-        self._later(self._rng.choice((4_000, 12_000)), self._world.net.heal_all)
+        later(self._world, self._rng.choice((4_000, 12_000)), self._world.net.heal_all)
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         self._world.trace_line("the network is whole")
         self._world.net.heal_all()
 
-    def _reset(self) -> None:
-        name = self._broker().name
+    def reset(self) -> None:
+        name = some_broker(self._world).name
         self._world.trace_line(f"connections of {name} break")
         self._world.net.break_some(lambda one: name in one.hosts and self._rng.random() < 0.6)
 
-    # -- controllers, their store, proxies
 
-    def _controller(self) -> None:
+class ServiceFaults:
+    """Of controllers, of their metadata store and of proxies."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._rng = world.rng
+
+    def controller(self) -> None:
         world, controller = self._world, self._rng.choice(self._world.controllers)
         away_ms = self._rng.choice((100, 4_000, 12_000))
         if not controller.host.up:
@@ -227,13 +232,13 @@ class ClusterFaults:
         if self._rng.random() < 0.5:
             world.trace_line(f"{controller.host.name} stands still for {away_ms} ms")
             controller.host.pause()
-            self._later(away_ms, controller.host.resume)
+            later(self._world, away_ms, controller.host.resume)
             return
         world.trace_line(f"{controller.host.name} dies for {away_ms} ms")
         controller.stop(off=self._rng.random() < 0.5)
-        self._later(away_ms, lambda: self._start_controller(controller))
+        later(self._world, away_ms, lambda: _start_controller(controller))
 
-    def _no_controllers(self) -> None:
+    def no_controllers(self) -> None:
         """Those that serve go on without."""
         world, away_ms = self._world, self._rng.choice((3_000, 12_000))
         world.trace_line(f"no controller for {away_ms} ms")
@@ -241,14 +246,9 @@ class ClusterFaults:
         for controller in world.controllers:
             if controller.host.up:
                 controller.stop(off=False)
-            self._later(away_ms, partial(self._start_controller, controller))
+            later(self._world, away_ms, partial(_start_controller, controller))
 
-    @staticmethod
-    def _start_controller(controller: ControllerNode) -> None:
-        if not controller.host.up:
-            controller.start()
-
-    def _store(self) -> None:
+    def store(self) -> None:
         manners = self._world.records.manners
         self._world.trace_line("the metadata store is away")
         self._world.tally.hit(States.STORE_AWAY)
@@ -259,7 +259,7 @@ class ClusterFaults:
 
         self._world.time.after(self._rng.choice((500, 4_000)), back)
 
-    def _proxy(self) -> None:
+    def proxy(self) -> None:
         world, number = self._world, self._rng.randrange(len(self._world.proxies))
         if world.routers[number] is None:
             return
@@ -270,9 +270,9 @@ class ClusterFaults:
             if world.routers[number] is None:
                 world.start_proxy(number)
 
-        self._later(self._rng.choice((50, 1_000)), back)
+        later(self._world, self._rng.choice((50, 1_000)), back)
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """As `popmq failover` asks."""
         world, host = self._world, self._world.proxies[0]
         if not host.up:
@@ -292,3 +292,19 @@ class ClusterFaults:
             world.trace_line(f"handed over to {reply.to_node}")
 
         port.request(Kind.FAILOVER, body, 5_000, heard)
+
+
+def _start_controller(controller: ControllerNode) -> None:
+    if not controller.host.up:
+        controller.start()
+
+
+def some_broker(world: ClusterWorld) -> ClusterBroker:
+    """The master more often than others."""
+    masters = world.masters
+    return world.rng.choice(masters if masters and world.rng.random() < 0.5 else world.brokers)
+
+
+def later(world: ClusterWorld, ms: int, action: Callable[[], None]) -> None:
+    """Unless the world is healed by then."""
+    world.time.after(ms, lambda: None if world.healed else action())

@@ -110,7 +110,7 @@ class ClusterOracle:
 
     def _delivered(self, ask: ReceiveRequestHistory, held: DeliveryHistory) -> None:
         message, reader, story = held.message, held.reader, held.history
-        who = self.who(held)
+        who = delivery_name(held)
         story.events.append(f"{self.at} t={self.now_ms} {reader.group} got attempt {held.attempt}")
         if message.topic != reader.topic:
             self.report_violation("topic", f"{who}: was sent to {message.topic}", story)
@@ -151,7 +151,7 @@ class ClusterOracle:
         silent_ms = self.log_ms - reader.heard_log_ms
         spoke = silent_ms < SILENCE_MS and before.log_ms > reader.silent_log_ms
         if spoke and not reader.left and not before.acked and not before.in_doubt:
-            what = f"{self.who(held)}: its client was heard {silent_ms} ms ago"
+            what = f"{delivery_name(held)}: its client was heard {silent_ms} ms ago"
             self.report_violation("I3 no-early", what, held.history)
 
     def _timer(self, held: DeliveryHistory, who: str) -> None:
@@ -172,21 +172,17 @@ class ClusterOracle:
         if not message.key or not message.ok_at:
             return  # what was not answered may be stored when the next one was already
         if 0 < held.history.overtaken_at < ask.asked_at:
-            what = f"{self.who(held)}: another of its key was delivered when it was over"
+            what = f"{delivery_name(held)}: another of its key was delivered when it was over"
             self.report_violation("I7 fifo", what, held.history)
         for before in self.messages[: message.number]:
             if before.key != message.key or before.number in together or not before.ok_at:
                 continue
             story = reader.history(before.number)
-            if not self._may_be_over(reader, story):
-                what = f"{self.who(held)}: {before.number} of its key is not over"
+            if not _may_be_over(reader, story):
+                what = f"{delivery_name(held)}: {before.number} of its key is not over"
                 self.report_violation("I7 fifo", what, held.history)
                 return
             story.overtaken_at = story.overtaken_at or self.at
-
-    def _may_be_over(self, reader: ClusterReader, story: GroupMessageHistory) -> bool:
-        unseen = reader.lost_pops + reader.open_pops
-        return bool(story.acked or story.ending) or story.attempt + unseen >= reader.max_attempts
 
     def _empty(self, ask: ReceiveRequestHistory) -> None:
         """I13: nothing can have been ready that was confirmed before this was asked for."""
@@ -208,12 +204,6 @@ class ClusterOracle:
 
     # -- acks and changes
 
-    def must_refuse(self, held: DeliveryHistory) -> str:
-        """Why an ack asked for now may not be OK; "" when it may."""
-        if held.superseded == 2:
-            return "superseded"
-        return "revived" if not held.acked and held.history.attempt > held.attempt else ""
-
     def must_accept(self, held: DeliveryHistory) -> bool:
         """Whether an ack that is answered now has to be OK: its time cannot be over."""
         story = held.history
@@ -228,10 +218,12 @@ class ClusterOracle:
         story.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} {'OK' if ok else 'no'}")
         if ok and refuse:
             self.report_violation(
-                "I6 stale-handle", f"{self.who(held)}: OK for a {refuse} handle", story
+                "I6 stale-handle", f"{delivery_name(held)}: OK for a {refuse} handle", story
             )
         if not ok and self.must_accept(held):
-            self.report_violation("I6 live-handle", f"{self.who(held)}: ack refused in time", story)
+            self.report_violation(
+                "I6 live-handle", f"{delivery_name(held)}: ack refused in time", story
+            )
         if ok:
             held.acked = 2
         if ok and story.acked < 2:
@@ -274,9 +266,21 @@ class ClusterOracle:
                     story,
                 )
 
-    @staticmethod
-    def who(held: DeliveryHistory) -> str:
-        return f"message {held.message.number}, attempt {held.attempt}, {held.reader.group}"
+
+def delivery_name(held: DeliveryHistory) -> str:
+    return f"message {held.message.number}, attempt {held.attempt}, {held.reader.group}"
+
+
+def refusal_reason(held: DeliveryHistory) -> str:
+    """Why an ack asked for now may not be OK; "" when it may."""
+    if held.superseded == 2:
+        return "superseded"
+    return "revived" if not held.acked and held.history.attempt > held.attempt else ""
+
+
+def _may_be_over(reader: ClusterReader, story: GroupMessageHistory) -> bool:
+    unseen = reader.lost_pops + reader.open_pops
+    return bool(story.acked or story.ending) or story.attempt + unseen >= reader.max_attempts
 
 
 def _doubt(reader: ClusterReader, from_ms: int) -> None:

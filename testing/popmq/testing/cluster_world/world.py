@@ -2,6 +2,7 @@
 
 import random
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 from popmq.broker.ha.role import BrokerRole
@@ -56,7 +57,7 @@ class ClusterWorld:
         # Wall clocks of brokers are days apart. Nothing is delayed then: due times are wall time.
         self._far = random.Random(f"far {seed}")
         self.far = self._far.random() < 0.25
-        self.settings = self._settings()
+        self.settings = _settings(rng)
         self.controllers = [self._controller(f"x{number}") for number in range(2)]
         self.brokers = [self._broker(name) for name in "abc"]
         self.proxies = [self._host(f"proxy{number}") for number in range(PROXIES)]
@@ -73,44 +74,17 @@ class ClusterWorld:
         ]
         self.in_memory = MemorySends()
         self.clients.on_memory = lambda one: self.in_memory.on_reply(one, self.golden.data)
-        self._looked: dict[str, tuple[int, int, str, BrokerRole]] = {}
-        self._hashes: dict[str, StateHashes] = {}
-        self._compared: dict[str, int] = {}
-        self._offsets: dict[tuple[int, int, int], tuple[int, int]] = {}  # applied, committed
+        self._logs = LogHistory(self.oracle, self.tally)
+        self._offsets = CommittedOffsets(self.oracle)
         self._offsets_due_ms = 0
         self._struck = (0, 0)  # epoch and version of the last proposal that was looked at
         self._led: set[tuple[str, int]] = set()
         self._counted_ms: dict[str, int] = {}  # by which log time may have jumped
-        self._renewed: dict[str, int] = {}
 
     def trace_line(self, line: str) -> None:
         self.trace.append(f"{self.time.now_ms} {line}")
 
     # -- making it
-
-    def _settings(self) -> Settings:
-        rng = self.rng
-        settings = Settings(
-            store=StoreSettings(
-                segment_bytes=rng.choice((16, 64)) << 10,
-                snapshot_bytes=rng.choice((12, 48, 4096)) << 10,
-                reserved_segments=1,
-                retention_hours=72,
-            ),
-            message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
-            pop=PopSettings(),
-            group=GroupSettings(auto_create=False),
-            timer=TimerSettings(wheel_slots=600, log_segment_bytes=4 << 10),
-        )
-        replication = ReplicationSettings(
-            replicas=3,
-            min_in_sync=rng.choice((1, 2, 2, 2)),
-            laggard_ms=rng.choice((600, 1_500)),
-            fetch_bytes=rng.choice((4, 64)) << 10,
-            tail_bytes=rng.choice((0, 8 << 10, 1 << 20)),
-        )
-        broker = replace(settings.broker, name=GROUP)
-        return replace(settings, replication=replication, broker=broker)
 
     def _host(self, name: str) -> Host:
         rng = self.rng
@@ -183,34 +157,8 @@ class ClusterWorld:
                 oracle.wall_error(broker.host.clock.error_ms)
             if self.time.now_ms >= self._offsets_due_ms:
                 self._offsets_due_ms = self.time.now_ms + OFFSETS_MS
-                self._look_at_offsets()
-                self._look_at_tables()
-
-    def _look_at_offsets(self) -> None:
-        """I9: what a slave knows at a position of the confirmed log, none knows less behind it."""
-        for broker in self.brokers:
-            node = broker.node
-            if node is None or node.leadership is not None or node.changing:
-                continue
-            slave = node.broker.store.slave
-            if slave is None or slave.apply.rebuilding:
-                continue
-            for place, progress in node.broker.table.progress_items():
-                applied, committed = self._offsets.get(place, (0, 0))
-                if slave.applied < applied:
-                    continue
-                if progress.committed < committed:
-                    what = f"{place} of {broker.name}: {progress.committed} after {committed}"
-                    self.oracle.report_violation("I9 offset-monotonic", what)
-                self._offsets[place] = (slave.applied, progress.committed)
-
-    def _look_at_tables(self) -> None:
-        for broker in self.brokers:
-            node = broker.node
-            if node is None or node.changing or node.role is BrokerRole.COPYING:
-                continue
-            if broken := broken_invariant(node.broker):
-                self.oracle.report_violation("I19 tables-agree", f"{broker.name}: {broken}")
+                self._offsets.look(self.brokers)
+                _check_tables(self.brokers, self.oracle)
 
     def _tick(self) -> bool:
         self.oracle.now_ms = self.time.now_ms
@@ -223,10 +171,10 @@ class ClusterWorld:
         node = broker.node
         if node is None:
             return
-        self._count(broker, node)
+        self._logs.count(broker, node)
         if node.leadership is None:
             return
-        self._count_renewals(broker, node)
+        self._logs.count_renewals(broker, node)
         if moved:
             self._check_members(broker.name, node.broker.store.confirmed)
         self._strike(node.leadership.side.sync)
@@ -245,11 +193,6 @@ class ClusterWorld:
         node = broker.node
         buffered = node.broker.buffer.held if node is not None and node.leadership else 0
         self.tally.hit(ClusterSometimes.BUFFERED, int(buffered > 0))
-
-    def _count_renewals(self, broker: ClusterBroker, node: BrokerNode) -> None:
-        renewed = node.broker.revive.renewed
-        self.tally.hit(ClusterSometimes.RENEWED, int(renewed > self._renewed.get(broker.name, 0)))
-        self._renewed[broker.name] = renewed
 
     def _check_members(self, name: str, confirmed: int) -> None:
         """Whoever an election may pick now has on its disk what a master has just confirmed."""
@@ -276,30 +219,12 @@ class ClusterWorld:
                     self.net.cut(name, other.name)
                     self.net.cut(other.name, name)
             self.records.manners.away = True
-            self.time.after(3_500, self._strike_over)
 
-    def _strike_over(self) -> None:
-        self.records.manners.away = False
-        self.net.heal_all()
+            def over() -> None:
+                self.records.manners.away = False
+                self.net.heal_all()
 
-    def _count(self, broker: ClusterBroker, node: BrokerNode) -> None:
-        """What became of its log since the last look."""
-        life, end, store_id, role = self._looked.get(broker.name, (0, 0, "", BrokerRole.NOBODY))
-        now = (broker.host.life, node.broker.store.end, node.identity.store_id, node.role)
-        self._looked[broker.name] = now
-        slave = node.broker.store.slave
-        if slave is not None and slave.hashes is not self._hashes.get(broker.name):
-            self._hashes[broker.name], self._compared[broker.name] = slave.hashes, 0
-        if slave is not None and slave.hashes.compared > self._compared[broker.name]:
-            self._compared[broker.name] = slave.hashes.compared
-            self.tally.hit(ClusterSometimes.HASH_COMPARED)
-            if slave.hashes.diverged:
-                self.oracle.report_violation("I12 same-state", f"tables of {broker.name} diverged")
-        if life != broker.host.life:
-            return
-        self.tally.hit(ClusterSometimes.TRUNCATION, int(store_id == now[2] and now[1] < end))
-        caught_up = role is BrokerRole.COPYING and now[3] is BrokerRole.SLAVE
-        self.tally.hit(ClusterSometimes.CATCH_UP, int(caught_up))
+            self.time.after(3_500, over)
 
     def _broken(self, broker: ClusterBroker, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-4:]
@@ -361,6 +286,101 @@ class ClusterWorld:
             self.proxies[number].resume()
             if router is None:
                 self.start_proxy(number)
+
+
+class CommittedOffsets:
+    """I9: what slaves know of the groups' offsets, by how far each has applied the log."""
+
+    def __init__(self, oracle: ClusterOracle) -> None:
+        self._oracle = oracle
+        self._offsets: dict[tuple[int, int, int], tuple[int, int]] = {}  # applied, committed
+
+    def look(self, brokers: Sequence[ClusterBroker]) -> None:
+        """I9: what a slave knows at a position of the confirmed log, none knows less behind it."""
+        for broker in brokers:
+            node = broker.node
+            if node is None or node.leadership is not None or node.changing:
+                continue
+            slave = node.broker.store.slave
+            if slave is None or slave.apply.rebuilding:
+                continue
+            for place, progress in node.broker.table.progress_items():
+                applied, committed = self._offsets.get(place, (0, 0))
+                if slave.applied < applied:
+                    continue
+                if progress.committed < committed:
+                    what = f"{place} of {broker.name}: {progress.committed} after {committed}"
+                    self._oracle.report_violation("I9 offset-monotonic", what)
+                self._offsets[place] = (slave.applied, progress.committed)
+
+
+class LogHistory:
+    """What became of each broker's log, as the table of states counts it."""
+
+    def __init__(self, oracle: ClusterOracle, tally: StateCounts) -> None:
+        self._oracle = oracle
+        self._tally = tally
+        self._looked: dict[str, tuple[int, int, str, BrokerRole]] = {}
+        self._hashes: dict[str, StateHashes] = {}
+        self._compared: dict[str, int] = {}
+        self._renewed: dict[str, int] = {}
+
+    def count(self, broker: ClusterBroker, node: BrokerNode) -> None:
+        """What became of its log since the last look."""
+        life, end, store_id, role = self._looked.get(broker.name, (0, 0, "", BrokerRole.NOBODY))
+        now = (broker.host.life, node.broker.store.end, node.identity.store_id, node.role)
+        self._looked[broker.name] = now
+        slave = node.broker.store.slave
+        if slave is not None and slave.hashes is not self._hashes.get(broker.name):
+            self._hashes[broker.name], self._compared[broker.name] = slave.hashes, 0
+        if slave is not None and slave.hashes.compared > self._compared[broker.name]:
+            self._compared[broker.name] = slave.hashes.compared
+            self._tally.hit(ClusterSometimes.HASH_COMPARED)
+            if slave.hashes.diverged:
+                self._oracle.report_violation("I12 same-state", f"tables of {broker.name} diverged")
+        if life != broker.host.life:
+            return
+        self._tally.hit(ClusterSometimes.TRUNCATION, int(store_id == now[2] and now[1] < end))
+        caught_up = role is BrokerRole.COPYING and now[3] is BrokerRole.SLAVE
+        self._tally.hit(ClusterSometimes.CATCH_UP, int(caught_up))
+
+    def count_renewals(self, broker: ClusterBroker, node: BrokerNode) -> None:
+        renewed = node.broker.revive.renewed
+        self._tally.hit(ClusterSometimes.RENEWED, int(renewed > self._renewed.get(broker.name, 0)))
+        self._renewed[broker.name] = renewed
+
+
+def _settings(rng: random.Random) -> Settings:
+    settings = Settings(
+        store=StoreSettings(
+            segment_bytes=rng.choice((16, 64)) << 10,
+            snapshot_bytes=rng.choice((12, 48, 4096)) << 10,
+            reserved_segments=1,
+            retention_hours=72,
+        ),
+        message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
+        pop=PopSettings(),
+        group=GroupSettings(auto_create=False),
+        timer=TimerSettings(wheel_slots=600, log_segment_bytes=4 << 10),
+    )
+    replication = ReplicationSettings(
+        replicas=3,
+        min_in_sync=rng.choice((1, 2, 2, 2)),
+        laggard_ms=rng.choice((600, 1_500)),
+        fetch_bytes=rng.choice((4, 64)) << 10,
+        tail_bytes=rng.choice((0, 8 << 10, 1 << 20)),
+    )
+    broker = replace(settings.broker, name=GROUP)
+    return replace(settings, replication=replication, broker=broker)
+
+
+def _check_tables(brokers: Sequence[ClusterBroker], oracle: ClusterOracle) -> None:
+    for broker in brokers:
+        node = broker.node
+        if node is None or node.changing or node.role is BrokerRole.COPYING:
+            continue
+        if broken := broken_invariant(node.broker):
+            oracle.report_violation("I19 tables-agree", f"{broker.name}: {broken}")
 
 
 def _manners(rng: random.Random) -> NetworkFaults:

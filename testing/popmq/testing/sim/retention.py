@@ -42,7 +42,7 @@ class RetentionChecks:
         self.cut_power_in: int | None = None  # operations of the disk behind the next cut
         self.index_lost = False
         self._folder = f"{machine.settings.broker.data}/commitlog"
-        self._gone: dict[_Copy, _Gone] = {}
+        self.gone: dict[_Copy, _Gone] = {}
         self._skipped: dict[_Copy, set[int]] = {}
         self._letters: set[tuple[str, int]] = set()  # group and number of expired dead letters
         self._numbers: dict[_Copy, int] = {}
@@ -78,13 +78,13 @@ class RetentionChecks:
         self._owed.clear()
         for place, _ in broker.table.progress_items():
             self._after_reset(place)
-        for copy in [copy for copy in self._gone if broker.registry.topic_by_id(copy[0])]:
+        for copy in [copy for copy in self.gone if broker.registry.topic_by_id(copy[0])]:
             if copy[2] >= store.queue(*copy[:2]).min_offset:
-                gone = self._gone.pop(copy)  # it was not deleted, so it is in play again
+                gone = self.gone.pop(copy)  # it was not deleted, so it is in play again
                 passed = self._popped(copy) - gone.popped
                 self._skipped.setdefault(copy, set()).update(passed)
             else:
-                self._gone[copy].popped &= self._popped(copy)  # less what the crash took back
+                self.gone[copy].popped &= self._popped(copy)  # less what the crash took back
         first = self.starts_at
         self._tally.hit(Sometimes.LATE_LOG, int(first > 0))
         self._tally.hit(Sometimes.INDEX_REBUILT, int(first > 0 and self.index_lost))
@@ -188,7 +188,7 @@ class RetentionChecks:
         first = self.starts_at
         for offset, unit in enumerate(queue.units(0, queue.count)):
             copy = (config.id, queue_id, offset)
-            if not first <= unit.position < position or copy in self._gone:
+            if not first <= unit.position < position or copy in self.gone:
                 continue
             sent = self.expire(config, copy, unit)
             if sent is not None:
@@ -206,16 +206,13 @@ class RetentionChecks:
             return None
         sent = self._oracle.messages[number]
         popped = self._popped(copy) - self._skipped.get(copy, set())
-        self._gone[copy] = _Gone(number, message.attempt, popped)
+        self.gone[copy] = _Gone(number, message.attempt, popped)
         self._numbers[copy] = number
         if config.name.startswith(topics.DLQ_PREFIX):
             self._letters.add((config.name.removeprefix(topics.DLQ_PREFIX), number))
         elif not topics.is_retry_topic(config.name) and not topics.is_parked_topic(config.name):
             sent.expired = True
         return sent
-
-    def is_gone(self, copy: _Copy) -> bool:
-        return copy in self._gone
 
     def _check_due(self, sent: SentMessageHistory, position: int) -> None:
         """Retention may take it: it is old, or the log was too large with its segment."""
@@ -256,7 +253,7 @@ class RetentionChecks:
         if (reader.group.name, sent.number) in self._letters:
             return True
         retry = topics.retry_topic(reader.group.name, reader.topic.name)
-        for copy, gone in self._gone.items():
+        for copy, gone in self.gone.items():
             if gone.number != sent.number or gone.attempt <= attempt:
                 continue
             if group.id in gone.popped and not forgotten:

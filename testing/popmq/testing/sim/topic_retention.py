@@ -84,7 +84,7 @@ class TopicRetention:
         held = self._held(config.id, queue_id)
         for offset, unit in enumerate(queue.units(before, queue.min_offset - before), before):
             copy = (config.id, queue_id, offset)
-            if unit.position < starts_at or self._retention.is_gone(copy):
+            if unit.position < starts_at or copy in self._retention.gone:
                 continue
             sent = self._retention.expire(config, copy, unit)
             self._tally.hit(Sometimes.TOPIC_EXPIRED)
