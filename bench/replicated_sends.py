@@ -148,10 +148,6 @@ async def _state(controller: FramePort) -> pb.GroupState:
     return pb.ListReplicasReply.FromString(reply).groups[0]
 
 
-async def _members(controller: FramePort) -> int:
-    return len((await _state(controller)).record.sync_state_set)
-
-
 async def _agree(controller: FramePort, replicas: int) -> None:
     if replicas == 1:
         return

@@ -37,7 +37,6 @@ class RocketMq:
         self._flush = flush
         self._roles: list[Process] = []
         self._broker_port = 0
-        self._primed = False
         self.endpoint = ""
 
     def start(self, folder: Path) -> None:

@@ -127,8 +127,8 @@ class Recreation:
 
     def _delete(self, client: Client) -> None:
         steps: list[Callable[[], object]] = [
-            lambda: client.topic("DeleteTopic", admin.DeleteTopicRequest(name=TOPIC)),
-            lambda: client.group("DeleteGroup", admin.DeleteGroupRequest(name=GROUP)),
+            lambda: client.topic(admin.DeleteTopicRequest(name=TOPIC)),
+            lambda: client.group(admin.DeleteGroupRequest(name=GROUP)),
         ]
         self.ledger.lives[-1].ended = time.monotonic()
         self._random.shuffle(steps)
@@ -139,8 +139,8 @@ class Recreation:
     def _create(self, client: Client) -> None:
         topic, group = admin.Topic(name=TOPIC, queues=4), admin.Group(name=GROUP)
         steps: list[Callable[[], object]] = [
-            lambda: client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic)),
-            lambda: client.group("CreateGroup", admin.CreateGroupRequest(group=group)),
+            lambda: client.topic(admin.CreateTopicRequest(topic=topic)),
+            lambda: client.group(admin.CreateGroupRequest(group=group)),
         ]
         if self.ledger.gone:
             self.ledger.gone[-1] = self.ledger.gone[-1][0], time.monotonic()

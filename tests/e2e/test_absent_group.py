@@ -132,7 +132,7 @@ def test_each_key_stays_in_order_when_one_of_two_broker_groups_starts_later(
             until("two broker groups and an owner", lambda: has_both_groups(client))
             create(client, "orders", "fifo")
             group = admin.Group(name="in-order", type="fifo")
-            client.group("CreateGroup", admin.CreateGroupRequest(group=group))
+            client.group(admin.CreateGroupRequest(group=group))
             until("both groups known to the proxy", lambda: routed_groups(client) == BOTH)
             with grpc.insecure_channel(cluster.endpoints[0]) as channel:
                 for key in KEYS:

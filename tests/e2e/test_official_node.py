@@ -116,7 +116,7 @@ def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_
     with Cluster(tmp_path, proxies=2, settings=settings) as cluster:
         with Client(cluster.endpoints[0]) as client:
             topic = admin.Topic(name="chats", type="lite")
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
         with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
             node.tell(endpoint=cluster.endpoints[-1], topic="chats", group="readers")
             node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
@@ -148,7 +148,7 @@ def test_a_lite_push_consumer_of_the_node_client_begins_at_a_time(tmp_path: Path
     with Cluster(tmp_path) as cluster:
         with Client(cluster.endpoints[0]) as client:
             topic = admin.Topic(name="chats", type="lite")
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
         with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
             node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
             node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
@@ -171,7 +171,7 @@ def test_a_lite_push_consumer_that_does_not_heed_an_end_goes_on_and_says_it_agai
     with Cluster(tmp_path, settings={"POPMQ_LITE_TTL_ENDS_SUBSCRIPTIONS": "true"}) as cluster:
         with Client(cluster.endpoints[0]) as client:
             topic = admin.Topic(name="chats", type="lite", lite_ttl_ms=1_000)
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
         (proxy,) = cluster.proxies
         with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
             node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
@@ -186,7 +186,7 @@ def test_a_lite_push_consumer_that_does_not_heed_an_end_goes_on_and_says_it_agai
             # What nobody has read yet would be over after a second, and the client may take thirty.
             with Client(cluster.endpoints[0]) as client:
                 topic = admin.Topic(name="chats", lite_ttl_ms=600_000)
-                client.topic("AlterTopic", admin.AlterTopicRequest(topic=topic))
+                client.topic(admin.AlterTopicRequest(topic=topic))
             tell(node, "send", "brief", "behind")
             node.wait(lambda: node.count("got") >= 2, "one more message", within_s=40)
             assert [one["body"] for one in node.of("got")] == ["before", "behind"]
@@ -198,7 +198,7 @@ def test_a_lite_push_consumer_goes_on_at_once_when_its_broker_was_killed(tmp_pat
     with Cluster(tmp_path) as cluster:
         with Client(cluster.endpoints[0]) as client:
             topic = admin.Topic(name="chats", type="lite")
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
         with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
             began_s = time.monotonic()
             node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
@@ -222,7 +222,7 @@ def test_lite_topics_of_two_broker_groups_are_one_set_for_the_node_client(tmp_pa
     with Many(tmp_path / "up", "--groups", "2") as cluster:
         with Client(cluster.endpoints[0]) as client:
             topic = admin.Topic(name="chats", type="lite")
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
         with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
             node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
             node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)

@@ -65,12 +65,12 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
             many = (f"many-{number}" for number in range(200))
             for name in (*named, "ordered", "letters", "everyone", *many):
                 topic = admin.Topic(name=name, type=TYPES.get(name, "normal"), queues=4)
-                client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+                client.topic(admin.CreateTopicRequest(topic=topic))
             for topic in (
                 admin.Topic(name="chats", type=TYPES["chats"]),
                 admin.Topic(name="sessions", type="lite", lite_ttl_ms=1_000),
             ):
-                client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+                client.topic(admin.CreateTopicRequest(topic=topic))
             client.send(compressed("gzip", b"what was packed"))
         limits = ("--max-attempts", f"{attempts}", "--back-off", "1s,2s")
         cluster.popmq("group", "create", "letters", *limits)

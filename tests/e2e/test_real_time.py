@@ -133,7 +133,7 @@ def served(folder: Path, groups: int, settings: dict[str, str]) -> Iterator[Clus
 def is_made(client: Client) -> bool:
     topic = admin.Topic(name=TOPIC, type="normal", queues=8)
     try:
-        client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        client.topic(admin.CreateTopicRequest(topic=topic))
     except PopmqError:  # the groups are not heard of yet
         return False
     return True

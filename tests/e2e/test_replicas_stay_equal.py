@@ -59,7 +59,7 @@ def create(many: Many) -> None:
     with Client(many.ready.endpoint) as client:
         for name, kind, queues in (("orders", "normal", 4), ("fifo", "fifo", 1)):
             topic = admin.Topic(name=name, type=kind, queues=queues)
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
     many.popmq("group", "create", "buffered", "--check-points", "buffered")
     many.popmq("group", "create", "inorder", "--type", "fifo")
 

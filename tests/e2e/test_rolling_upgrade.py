@@ -124,9 +124,9 @@ def every_kind(sender: str, receiver: str) -> None:
         topics = {kind: f"{kind}-{suffix}" for kind in ("fifo", "delay", "transaction")}
         for kind, name in topics.items():
             topic = admin.Topic(name=name, type=kind, queues=4)
-            sends.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            sends.topic(admin.CreateTopicRequest(topic=topic))
         group = admin.Group(name=f"all-{suffix}", type="fifo")
-        receives.group("CreateGroup", admin.CreateGroupRequest(group=group))
+        receives.group(admin.CreateGroupRequest(group=group))
         keyed = [(f"{key}-{number}", f"key-{key}") for number in range(3) for key in range(12)]
         for name, key_name in keyed:
             send(sends, topics["fifo"], name, message_group=key_name, message_type=api.FIFO)

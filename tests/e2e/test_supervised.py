@@ -78,9 +78,7 @@ def groups_known(client: Client) -> int:
 
 def test_two_groups_run_as_processes_and_a_killed_broker_comes_back(tmp_path: Path) -> None:
     with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
-        client.topic(
-            "CreateTopic", admin.CreateTopicRequest(topic=admin.Topic(name="orders", queues=4))
-        )
+        client.topic(admin.CreateTopicRequest(topic=admin.Topic(name="orders", queues=4)))
         assert sorted(one["name"] for one in many.state["processes"]) == [
             "broker-a-0",
             "broker-b-0",

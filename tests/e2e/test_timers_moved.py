@@ -131,8 +131,8 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         Client(many.ready.endpoint) as client,
     ):
         wanted = admin.Topic(name="later", type="delay", queues=4)
-        client.topic("CreateTopic", admin.CreateTopicRequest(topic=wanted))
-        client.group("CreateGroup", admin.CreateGroupRequest(group=admin.Group(name="g")))
+        client.topic(admin.CreateTopicRequest(topic=wanted))
+        client.group(admin.CreateGroupRequest(group=admin.Group(name="g")))
         due_s = int(time.time() + DUE_S)
         handles = send_all(client, due_s)
         of_c = [one for one, at in handles.items() if RecallHandle.decode(at).broker == "broker-c"]

@@ -36,7 +36,7 @@ def until(what: str, look: Callable[[], object]) -> None:
 
 def create(client: Client, name: str, kind: str = "normal", queues: int = 4) -> None:
     topic = admin.Topic(name=name, type=kind, queues=queues)
-    client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+    client.topic(admin.CreateTopicRequest(topic=topic))
 
 
 def send(
@@ -137,7 +137,7 @@ def test_operators_see_and_change_two_groups_as_one(tmp_path: Path) -> None:
     with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
         create(client, "orders")
         group = admin.Group(name="g", max_attempts=1)
-        client.group("CreateGroup", admin.CreateGroupRequest(group=group))
+        client.group(admin.CreateGroupRequest(group=group))
         ids = send(client, "orders", [f"m-{number}" for number in range(60)])
         assert homes(client, "orders", ids[:12]) == BOTH
         # The first receive meets one of the groups; what waits at the other is counted too.
@@ -176,11 +176,11 @@ def test_a_third_group_learns_the_topics_and_takes_no_message_group_away(tmp_pat
     with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
         create(client, "orders")
         create(client, "fifo", "fifo")
-        before = client.topic("DescribeTopic", admin.DescribeTopicRequest(name="orders"))
+        before = client.topic(admin.DescribeTopicRequest(name="orders"))
         at = [homes(client, "fifo", send(client, "fifo", [key], key=key)) for key in keys]
         assert set().union(*at) == BOTH
     with Many(tmp_path, "--groups", "3") as many, Client(many.ready.endpoint) as client:
-        assert client.topic("DescribeTopic", admin.DescribeTopicRequest(name="orders")) == before
+        assert client.topic(admin.DescribeTopicRequest(name="orders")) == before
         ids = send(client, "orders", [f"m-{number}" for number in range(40)])
         assert homes(client, "orders", ids) == {*BOTH, "broker-c"}
         again = [send(client, "fifo", [f"2-{key}"], key=key) for key in keys]
@@ -244,7 +244,7 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
             return look(client, "broker-b").is_drained
 
         until("drained", emptied)
-        topic = client.topic("DescribeTopic", admin.DescribeTopicRequest(name="fifo"))
+        topic = client.topic(admin.DescribeTopicRequest(name="fifo"))
         assert list(topic.brokers) == ["broker-a"]
         until("moved", lambda: _sends_to(client, keys) == {"broker-a"})
         # Timers that are due in an hour hold nothing up: they wait at the other group.

@@ -16,10 +16,10 @@ from popmq.proxy.api import definition_pb2 as api
 def create(client: Client) -> None:
     for name, kind in (("orders", "normal"), ("reminders", "delay")):
         topic = admin.Topic(name=name, type=kind, queues=4)
-        client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        client.topic(admin.CreateTopicRequest(topic=topic))
     for name, attempts in (("good", 17), ("forgets", 1)):
         group = admin.Group(name=name, type="normal", max_attempts=attempts)
-        client.group("CreateGroup", admin.CreateGroupRequest(group=group))
+        client.group(admin.CreateGroupRequest(group=group))
 
 
 def message(topic: str, number: int, *, due_s: float = 0) -> api.Message:

@@ -41,9 +41,9 @@ class Desk:
         # The broker is shared, and topics would be another test's surprise.
         for topic in self.client.topics(system=False):
             if topic.name[0] not in "%rR":
-                self.client.topic("DeleteTopic", admin.DeleteTopicRequest(name=topic.name))
+                self.client.topic(admin.DeleteTopicRequest(name=topic.name))
         for group in self.client.groups():
-            self.client.group("DeleteGroup", admin.DeleteGroupRequest(name=group.name))
+            self.client.group(admin.DeleteGroupRequest(name=group.name))
         self.client.close()
 
     def operator(self, endpoint: str = "") -> DeclaredReconciler:
@@ -97,4 +97,4 @@ class Desk:
 
     def alter(self, name: str, **fields: Any) -> None:
         topic = admin.Topic(name=name, **fields)
-        self.client.topic("AlterTopic", admin.AlterTopicRequest(topic=topic))
+        self.client.topic(admin.AlterTopicRequest(topic=topic))

@@ -169,7 +169,7 @@ def test_what_others_changed_is_put_right_and_told(popmq: RunningBroker) -> None
         await desk.settle()
         desk.alter("plain", permission="none", retention_ms=3_600_000)
         exponential = admin.Group(name="readers", retry="exponential")
-        desk.client.group("AlterGroup", admin.AlterGroupRequest(group=exponential))
+        desk.client.group(admin.AlterGroupRequest(group=exponential))
         await desk.settle()
         assert desk.topics()["plain"].permission == "rw"
         assert desk.topics()["plain"].retention_ms == 0
@@ -195,7 +195,7 @@ def test_a_topic_that_somebody_deleted_is_made_again_and_said_to_be_empty(
     async def story(desk: Desk) -> None:
         desk.declare("Topic", "plain")
         await desk.settle()
-        desk.client.topic("DeleteTopic", admin.DeleteTopicRequest(name="plain"))
+        desk.client.topic(admin.DeleteTopicRequest(name="plain"))
         await desk.settle()
         assert "plain" in desk.topics()
         assert "without what it held" in desk.condition("Topic", "plain", "Drifted")["message"]
@@ -228,7 +228,7 @@ def test_what_cannot_be_changed_is_told_with_what_to_do(popmq: RunningBroker) ->
 def test_a_topic_that_was_there_with_another_type_stays(popmq: RunningBroker) -> None:
     async def story(desk: Desk) -> None:
         topic = admin.Topic(name="plain", type="fifo", queues=2)
-        desk.client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        desk.client.topic(admin.CreateTopicRequest(topic=topic))
         desk.declare("Topic", "plain", type="Delay")
         await desk.settle()
         said = desk.condition("Topic", "plain")["message"]

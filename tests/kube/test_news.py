@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from kube.world import World, play, running
 
-from popmq.operator.cluster.controller_poll import News
 from popmq.operator.cluster.reconcile import ReconcileResult
 from popmq.operator.cluster.reconcile_queue import ReconcileQueue
 from popmq.operator.kube.api_client import ApiAccess, ApiClient
+from popmq.operator.process import News
 
 
 def _cut_off(world: World) -> None:

@@ -24,8 +24,7 @@ from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerUnit, intact_unit
 from popmq.common.record.message import HEADER_SIZE, RecordKind
 from popmq.common.record.timer_token import RECOUNT_VERSION, TimerEnd, encode_fired
-from popmq.testing.timer_world.overtaken import OvertakenTimers
-from popmq.testing.timer_world.run import TimerSimulator
+from popmq.testing.timer_world.run import OvertakenTimers, TimerSimulator
 
 Patch = pytest.MonkeyPatch
 

@@ -67,10 +67,10 @@ class Ledger:
 def create(client: Client) -> None:
     for name, kind in (("orders", "normal"), ("reminders", "delay")):
         topic = admin.Topic(name=name, type=kind, queues=4)
-        client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        client.topic(admin.CreateTopicRequest(topic=topic))
     for name, attempts in (("good", 17), ("forgets", 2), ("crashes", 17)):
         group = admin.Group(name=name, type="normal", max_attempts=attempts)
-        client.group("CreateGroup", admin.CreateGroupRequest(group=group))
+        client.group(admin.CreateGroupRequest(group=group))
 
 
 def work(endpoint: str, folder: Path) -> Ledger:

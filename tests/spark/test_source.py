@@ -39,9 +39,9 @@ def running(folder: Path) -> Iterator[Cluster]:
     with Cluster(folder, settings=settings) as cluster:
         with Client(cluster.endpoints[0]) as client:
             topic = admin.Topic(name="orders", type="normal", queues=2)
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            client.topic(admin.CreateTopicRequest(topic=topic))
             group = admin.Group(name="g", type="normal")
-            client.group("CreateGroup", admin.CreateGroupRequest(group=group))
+            client.group(admin.CreateGroupRequest(group=group))
         work(cluster, MESSAGES)
         yield cluster
 

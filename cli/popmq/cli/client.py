@@ -209,10 +209,10 @@ class Client:
             check_status(entry.status)
         check_status(reply.status)
 
-    def topic(self, method: str, request: TopicRequest) -> admin.Topic:
+    def topic(self, request: TopicRequest) -> admin.Topic:
         return self.call_admin(request, admin.TopicReply).topic
 
-    def group(self, method: str, request: GroupRequest) -> admin.Group:
+    def group(self, request: GroupRequest) -> admin.Group:
         return self.call_admin(request, admin.GroupReply).group
 
     def topics(self, *, system: bool) -> list[admin.Topic]:

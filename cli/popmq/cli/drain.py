@@ -64,7 +64,7 @@ def look(client: Client, group: str) -> DrainRemainder:
 def _give_away(client: Client, topic: admin.Topic, group: str) -> None:
     others = [one for one in topic.brokers if one != group] or _all_but(client, group)
     altered = admin.Topic(name=topic.name, brokers=others)
-    client.topic("AlterTopic", admin.AlterTopicRequest(topic=altered))
+    client.topic(admin.AlterTopicRequest(topic=altered))
 
 
 def _all_but(client: Client, group: str) -> Sequence[str]:

@@ -49,7 +49,7 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
 
 def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    create = _action(actions, common, "create", on_topic("CreateTopic", _create_topic))
+    create = _action(actions, common, "create", on_topic(admin.CreateTopicRequest))
     create.add_argument("--type", choices=TOPIC_TYPES, default="normal")
     create.add_argument(
         "--queues",
@@ -65,7 +65,7 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
         default="disk",
         help="what a send waits for: disks, or the memory of all in-sync replicas",
     )
-    alter = _action(actions, common, "alter", on_topic("AlterTopic", _alter_topic))
+    alter = _action(actions, common, "alter", on_topic(admin.AlterTopicRequest))
     alter.add_argument("--type", choices=TOPIC_TYPES, default="")
     alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
@@ -94,8 +94,8 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
             help="of type lite: how long a lite topic lives without a message; `default`: as the "
             "setting lite.ttl_ms says",
         )
-    _action(actions, common, "delete", on_topic("DeleteTopic", _delete_topic))
-    _action(actions, common, "show", on_topic("DescribeTopic", _describe_topic))
+    _action(actions, common, "delete", on_topic(admin.DeleteTopicRequest))
+    _action(actions, common, "show", on_topic(admin.DescribeTopicRequest))
     every = actions.add_parser("list", parents=[common], help="all there are")
     every.set_defaults(run=run_topic_list)
     every.add_argument("--system", action="store_true", help="popmq's own topics too")
@@ -103,7 +103,7 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
 
 def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    create = _action(actions, common, "create", on_group("CreateGroup", _create_group))
+    create = _action(actions, common, "create", on_group(admin.CreateGroupRequest))
     create.add_argument("--type", choices=GROUP_TYPES, default="normal")
     create.add_argument(
         "--max-attempts",
@@ -116,14 +116,14 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     _add_retry(create)
     create.set_defaults(complete=True)
     create.add_argument("--check-points", choices=CHECK_POINTS, default="durable")
-    alter = _action(actions, common, "alter", on_group("AlterGroup", _alter_group))
+    alter = _action(actions, common, "alter", on_group(admin.AlterGroupRequest))
     alter.add_argument("--type", choices=GROUP_TYPES, default="")
     alter.add_argument("--max-attempts", type=count_argument, default=0, metavar="N")
     alter.add_argument("--start", choices=STARTS, default="")
     _add_retry(alter)
     alter.set_defaults(complete=False)
     alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
-    _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
+    _action(actions, common, "delete", on_group(admin.DeleteGroupRequest))
     _action(actions, common, "show", run_group_show)
     every = actions.add_parser("list", parents=[common], help="all there are")
     every.set_defaults(run=run_group_list)
@@ -161,13 +161,18 @@ def _action(
     return parser
 
 
-def on_topic(method: str, request: Callable[[argparse.Namespace], TopicRequest]) -> Run:
+def on_topic(kind: type[TopicRequest]) -> Run:
     """A command that asks for one topic and prints what became of it."""
 
     def run(args: argparse.Namespace) -> int:
+        request: TopicRequest
+        if issubclass(kind, (admin.CreateTopicRequest, admin.AlterTopicRequest)):
+            request = kind(topic=topic_of(args))
+        else:
+            request = kind(name=args.name)
         with Client(args.endpoint) as client:
-            topic = client.topic(method, request(args))
-        if method == "DeleteTopic":
+            topic = client.topic(request)
+        if kind is admin.DeleteTopicRequest:
             _print_deleted("topic", args)
         else:
             _print([topic_fields(topic)], TOPIC_COLUMNS, as_json=args.json)
@@ -176,13 +181,18 @@ def on_topic(method: str, request: Callable[[argparse.Namespace], TopicRequest])
     return run
 
 
-def on_group(method: str, request: Callable[[argparse.Namespace], GroupRequest]) -> Run:
+def on_group(kind: type[GroupRequest]) -> Run:
     """The same for one group."""
 
     def run(args: argparse.Namespace) -> int:
+        request: GroupRequest
+        if issubclass(kind, (admin.CreateGroupRequest, admin.AlterGroupRequest)):
+            request = kind(group=group_of(args))
+        else:
+            request = kind(name=args.name)
         with Client(args.endpoint) as client:
-            group = client.group(method, request(args))
-        if method == "DeleteGroup":
+            group = client.group(request)
+        if kind is admin.DeleteGroupRequest:
             _print_deleted("group", args)
         else:
             _print([group_fields(group)], GROUP_COLUMNS, as_json=args.json)
@@ -238,34 +248,6 @@ def run_group_list(args: argparse.Namespace) -> int:
     groups = [one for one in groups if belongs(args, one.name)]
     _print(list(map(group_fields, groups)), GROUP_COLUMNS, as_json=args.json)
     return 0
-
-
-def _create_topic(args: argparse.Namespace) -> admin.CreateTopicRequest:
-    return admin.CreateTopicRequest(topic=topic_of(args))
-
-
-def _alter_topic(args: argparse.Namespace) -> admin.AlterTopicRequest:
-    return admin.AlterTopicRequest(topic=topic_of(args))
-
-
-def _delete_topic(args: argparse.Namespace) -> admin.DeleteTopicRequest:
-    return admin.DeleteTopicRequest(name=args.name)
-
-
-def _describe_topic(args: argparse.Namespace) -> admin.DescribeTopicRequest:
-    return admin.DescribeTopicRequest(name=args.name)
-
-
-def _create_group(args: argparse.Namespace) -> admin.CreateGroupRequest:
-    return admin.CreateGroupRequest(group=group_of(args))
-
-
-def _alter_group(args: argparse.Namespace) -> admin.AlterGroupRequest:
-    return admin.AlterGroupRequest(group=group_of(args))
-
-
-def _delete_group(args: argparse.Namespace) -> admin.DeleteGroupRequest:
-    return admin.DeleteGroupRequest(name=args.name)
 
 
 def topic_of(args: argparse.Namespace) -> admin.Topic:

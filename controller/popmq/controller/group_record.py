@@ -22,13 +22,6 @@ class GroupRecord:
         assert tuple(sorted(set(self.sync_state_set))) == self.sync_state_set, "a sorted set"
         assert self.version > 0 < self.epoch, "versions and epochs count from 1"
 
-    def same_but_version(self, other: "GroupRecord") -> bool:
-        return self._content == other._content
-
-    @property
-    def _content(self) -> tuple[str, int, tuple[str, ...]]:
-        return self.leader, self.epoch, self.sync_state_set
-
 
 def record_to_wire(record: GroupRecord) -> pb.GroupRecord:
     return pb.GroupRecord(

@@ -2,5 +2,5 @@
 
 Always holds: It keeps no state: a reconcile may be killed anywhere and is repeated.
 
-May import: cluster, declared, kube, reports, popmq.common.
+May import: cluster, declared, kube, model, reports, popmq.common.
 """

@@ -16,15 +16,18 @@ from datetime import UTC, datetime
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
 from popmq.common.settings.settings import Settings
-from popmq.operator.cluster.controller_poll import News
-from popmq.operator.cluster.data_plane import NetworkDataPlane
+from popmq.operator.cluster.data_plane import DataPlane, NetworkDataPlane
+from popmq.operator.cluster.observed import GroupHealth
 from popmq.operator.cluster.reconcile import Reconciler
 from popmq.operator.cluster.reconcile_queue import ReconcileQueue
 from popmq.operator.declared.declared_reconcile import DeclaredReconciler
 from popmq.operator.declared.metadata_client import NetworkMetadataClient
-from popmq.operator.kube.api_client import ApiClient, find_access
+from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable, find_access
 from popmq.operator.kube.event_watch import registry_of, watch
 from popmq.operator.kube.lease import Elector
+from popmq.operator.model.conditions import UNKNOWN, verdict_in
+from popmq.operator.model.manifest import BROKER_CLUSTER
+from popmq.operator.model.spec import SpecError, read_spec
 from popmq.operator.reports.report_reconcile import ReportDefaults
 
 logger = logging.getLogger(__name__)
@@ -164,3 +167,37 @@ def _ca_of(tls: ssl.SSLContext | None) -> str | None:
         return None
     found = tls.get_ca_certs(binary_form=True)
     return "".join(ssl.DER_cert_to_PEM_cert(one) for one in found)
+
+
+class News:
+    """Whether a cluster's controllers report what its status does not, between two reconciles.
+
+    Kubernetes has an event of most of what moves, but none of an election after a cut in the
+    network, nor of a copy that fell behind; and a whole reconcile at each beat would ask the API
+    server for too much.  This is one request to the API server, and one to each controller.
+    """
+
+    def __init__(self, api: ApiClient, plane: DataPlane, *, default_image: str) -> None:
+        self._api = api
+        self._plane = plane
+        self._default_image = default_image
+
+    async def from_manifest(self, namespace: str, name: str) -> bool:
+        """False also where nothing can be known: the next look says so."""
+        try:
+            cluster = await self._api.get(BROKER_CLUSTER, namespace, name)
+            if cluster is None or "deletionTimestamp" in cluster["metadata"]:
+                return False
+            spec = read_spec(cluster, default_image=self._default_image)
+        except (ApiError, ApiUnavailable, SpecError):
+            return False
+        status = cluster.get("status") or {}
+        health = await self._plane.health(spec)
+        silent = verdict_in(status, "Ready").status == UNKNOWN
+        if health is None or silent:
+            return silent != (health is None)
+        return any(
+            (group["master"], group["inSync"]) != (seen.master, sorted(seen.in_sync))
+            for group in status.get("groups") or []
+            for seen in [health.get(group["name"], GroupHealth())]
+        )

@@ -18,10 +18,15 @@ from popmq.proxy.admin.public_admin import PublicAdmin
 from popmq.proxy.admin.reports import Reports
 from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.brokers.metadata_cache import MetadataCache
-from popmq.proxy.messaging.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
+from popmq.proxy.messaging.ack import (
+    AckMessage,
+    ChangeInvisibleDuration,
+    ForwardToDeadLetterQueue,
+    refuse_ack,
+    refuse_change,
+)
 from popmq.proxy.messaging.client_reporter import ClientReporter
 from popmq.proxy.messaging.connected_subscriptions import ConnectedSubscriptions
-from popmq.proxy.messaging.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.messaging.lite import SyncLiteSubscription
 from popmq.proxy.messaging.pull import ConsumerOffsets, PullMessage
 from popmq.proxy.messaging.query import EndpointChooser, RouteQueries

@@ -61,7 +61,7 @@ class BrokerCalls:
             permission="rw",
             retention_ms=milliseconds(retention),
         )
-        self._client().topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        self._client().topic(admin.CreateTopicRequest(topic=topic))
 
     def create_group(
         self,
@@ -80,7 +80,7 @@ class BrokerCalls:
             start_at=start,
             back_off_ms=map(milliseconds, back_off),
         )
-        self._client().group("CreateGroup", admin.CreateGroupRequest(group=group))
+        self._client().group(admin.CreateGroupRequest(group=group))
 
     def send(
         self,

@@ -67,7 +67,7 @@ class TimerReplicaSimulator(TimerSimulator):
     def _machine(self, settings: Settings) -> SimulatedBroker:
         return ReplicaMachine(_of_two(settings), self.rng, self.tally)
 
-    def weighted(self) -> list[tuple[Callable[[], None], int]]:
+    def weighted(self) -> list[tuple[Callable[[], object], int]]:
         return [*super().weighted(), (self._compare, 3), (self._lose_slave, 4)]
 
     def _lose_slave(self) -> None:

@@ -14,8 +14,7 @@ from popmq.testing.sim.pushes import PushSimulator
 from popmq.testing.sim.run import Simulator
 from popmq.testing.sim.seed_runs import run_command, seed_options
 from popmq.testing.timer_world.crash_everywhere import OneCrash
-from popmq.testing.timer_world.overtaken import OvertakenTimers
-from popmq.testing.timer_world.run import TimerSimulator
+from popmq.testing.timer_world.run import OvertakenTimers, TimerSimulator
 from popmq.testing.timer_world.thousand_timers import ThousandTimers
 from popmq.testing.transaction_world.run import TransactionSimulator
 

@@ -129,10 +129,6 @@ class Http2Channel(Channel):
         )
         self.flush()
 
-    @property
-    def open_calls(self) -> int:
-        return len(self._calls) + len(self._held)
-
     def call(self, path: str, message: bytes, on_end: OnEnd, token: float) -> None:
         """Ask; `on_end(token, status, messages)` comes later. Goes out with the next `flush`.
 

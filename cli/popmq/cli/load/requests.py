@@ -57,7 +57,6 @@ class SendTemplate:
         # Version 01 and a process of its own, then a counter: the public form of an id.
         self._id = f"01{secrets.token_hex(6)}{secrets.token_hex(6)}".upper().encode()
         self._numbers = count()
-        self.request_bytes = len(data)
 
     def _encoded(self) -> bytes:
         request = service.SendMessageRequest(messages=[self._message])

@@ -58,9 +58,9 @@ class PopmqTopic:
         self.endpoint, self.topic, self.group = endpoint, topic, group
         with Client(endpoint) as client:
             wanted = admin.Topic(name=topic, queues=queues, type="mixed")
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=wanted))
+            client.topic(admin.CreateTopicRequest(topic=wanted))
             made = admin.Group(name=group, type="normal", start_at="oldest")
-            client.group("CreateGroup", admin.CreateGroupRequest(group=made))
+            client.group(admin.CreateGroupRequest(group=made))
 
     def target(self, *, variant: str = "indexed") -> Target:
         brokers = route(self.endpoint, self.topic)
@@ -88,8 +88,8 @@ class PopmqTopic:
     def delete(self) -> None:
         with Client(self.endpoint) as client:
             try:
-                client.topic("DeleteTopic", admin.DeleteTopicRequest(name=self.topic))
-                client.group("DeleteGroup", admin.DeleteGroupRequest(name=self.group))
+                client.topic(admin.DeleteTopicRequest(name=self.topic))
+                client.group(admin.DeleteGroupRequest(name=self.group))
             except CallRefused as refused:
                 if refused.number not in (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND):
                     raise

@@ -28,16 +28,14 @@ from popmq.common.quantities import (
 )
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.common.settings.lite_settings import LiteSettings
-from popmq.common.settings.operator_settings import OperatorSettings
-from popmq.common.settings.pop_settings import PopSettings as PopSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.report_settings import ReportsSettings
+from popmq.common.settings.section import SettingsSection, checked, constant, shown, within
 from popmq.common.settings.section import SettingsSection as _Section
 from popmq.common.settings.section import checked as _checked
 from popmq.common.settings.section import constant as _constant
 from popmq.common.settings.section import matching as _matching
 from popmq.common.settings.section import one_of as _one_of
-from popmq.common.settings.section import shown
 from popmq.common.settings.section import within as _within
 from popmq.common.settings.send_settings import DedupSettings, TransactionSettings
 
@@ -70,6 +68,79 @@ def _address(default: str, *, optional: bool = False) -> str:
 def _bad_addresses(values: tuple[str, ...]) -> str:
     places = [value for value in values if not value.startswith("unix:")]
     return next(filter(None, map(address_error, places)), "" if values else "at least one address")
+
+
+_MAX_BUFFERED_MS = 10 * 60_000
+
+
+def _bad_namespaces(values: tuple[str, ...]) -> str:
+    good = all(one.replace("-", "").isalnum() and one.islower() for one in values)
+    return "" if good else "names of namespaces"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings(SettingsSection):
+    """`image` is what clusters get that name none, `report_image` what LagReports do;
+    `report_role` is the ClusterRole of reports that make pods; `controller_address` replaces the
+    names of the controllers' Services for an operator outside of the cluster's network."""
+
+    namespaces: tuple[str, ...] = checked((), _bad_namespaces)  # none: every namespace
+    image: str = "popmq:latest"
+    report_image: str = "popmq-reports:latest"
+    report_role: str = ""  # "": none may
+    kubeconfig: str = ""
+    identity: str = ""  # "": the name of the host, which is that of the pod
+    lease: str = "popmq-operator"
+    lease_namespace: str = ""  # "": its own
+    lease_duration_ms: int = within(15_000, 1_000, 600_000)
+    lease_renew_ms: int = within(2_000, 100, 60_000)
+    resync_ms: int = within(30_000, 100, 3_600_000)
+    declared_resync_ms: int = constant(5_000)
+    controller_address: str = ""
+    proxy_address: str = ""
+
+    def relations(self) -> None:
+        low = 5 * self.lease_renew_ms
+        if self.lease_duration_ms < low:
+            raise self.refuse("lease_duration_ms", f"at least {low}, five operator.lease_renew_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class PopSettings(SettingsSection):
+    invisible_default_ms: int = within(60_000, 1, 7 * DAY_MS)
+    invisible_min_ms: int = within(1, 1, 7 * DAY_MS)
+    invisible_max_ms: int = within(12 * HOUR_MS, 1, 7 * DAY_MS)
+    max_in_flight_per_queue: int = within(100_000, 1, 10_000_000)
+    max_in_flight_per_broker: int = within(1_000_000, 1, 10_000_000)
+    max_batch: int = within(32, 1, 64)  # the members of a check point are bits of a u64
+    reply_bytes: int = within(8 * MIB, 64 * KIB, GIB)
+    retry_first_percent: int = within(20, 0, 100)
+    # Of a topic of type priority: one receive in so many begins with a lower queue.
+    priority_turn: int = constant(8)
+    catch_up_percent: int = within(8, 1, 100)
+    catch_up_behind_bytes: int = constant(64 * MIB)
+    revive_step_ms: int = within(16, 1, 60_000)
+    # Of a FIFO group in one queue: messages that were looked at and are not over.
+    fifo_open_offsets: int = within(10_000, 1, 1_000_000)
+    fifo_park_after_ms: int = within(60_000, 1, 7 * DAY_MS)
+    fifo_parked_messages: int = within(100_000, 0, 10_000_000)  # of a group in one topic
+    # Buffered check points: RocketMQ's popCkMaxBufferSize, popCkStayBufferTime,
+    # popCkStayBufferTimeOut, and the 1,500 ms of its PopBufferMergeService.
+    check_point_buffer_size: int = within(200_000, 0, 10_000_000)
+    check_point_stay_ms: int = within(10_000, 1, _MAX_BUFFERED_MS)
+    check_point_write_ahead_ms: int = within(3_000, 1, _MAX_BUFFERED_MS)
+    check_point_min_stay_ms: int = within(1_500, 0, _MAX_BUFFERED_MS)
+
+    def relations(self) -> None:
+        low, high = self.invisible_min_ms, self.invisible_max_ms
+        if self.invisible_default_ms < low:
+            raise self.refuse("invisible_default_ms", f"at least pop.invisible_min_ms = {low}")
+        if self.invisible_default_ms > high:
+            raise self.refuse("invisible_default_ms", f"at most pop.invisible_max_ms = {high}")
+        stay = self.check_point_stay_ms
+        if self.check_point_min_stay_ms > stay:
+            limit = f"at most pop.check_point_stay_ms = {stay}"
+            raise self.refuse("check_point_min_stay_ms", limit)
 
 
 @dataclass(frozen=True, slots=True)

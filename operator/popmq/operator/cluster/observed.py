@@ -89,7 +89,6 @@ class VolumeClaim:
     asked: str
     capacity: str
     class_name: str
-    waiting_for_restart: bool
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, index: int) -> "VolumeClaim":
@@ -99,7 +98,6 @@ class VolumeClaim:
             asked=str(at(manifest, "spec", "resources", "requests", "storage") or "0"),
             capacity=str(at(manifest, "status", "capacity", "storage") or "0"),
             class_name=at(manifest, "spec", "storageClassName") or "",
-            waiting_for_restart=condition(manifest, "FileSystemResizePending") == "True",
         )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from popmq.operator.cluster.actions import (
     Action,
     DeleteGroup,
-    DeletePod,
     Drain,
     Fence,
     GrowClaim,
@@ -242,10 +241,3 @@ class Planner:
 
 def make_plan(spec: ClusterSpec, observed: Observed, around: ClusterInputs) -> ClusterPlan:
     return Planner(spec, observed, around).plan()
-
-
-def changes_pods(plan: ClusterPlan) -> bool:
-    """Whether brokers are touched by it, so that the next look should come soon."""
-    return any(
-        isinstance(one, DeletePod | HandOver | RemakeSet | DeleteGroup) for one in plan.actions
-    )

@@ -105,10 +105,6 @@ def condition(manifest: Manifest, kind: str) -> str:
     return ""
 
 
-def without_none(**values: Any) -> Manifest:
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def sorted_manifests(manifests: Iterable[Manifest]) -> list[Manifest]:
     """In the order in which they are applied."""
     order = {kind: place for place, kind in enumerate(OWNED)}

@@ -7,7 +7,6 @@ of one namespace, or two of one name, never meet.
 import hashlib
 from dataclasses import dataclass
 
-API_GROUP = "popmq.io"
 FIELD_MANAGER = "popmq-operator"
 # Holds a Deployment's replicas when they are handed to an autoscaler.
 SCALER_FIELD_MANAGER = "popmq-operator-scaler"

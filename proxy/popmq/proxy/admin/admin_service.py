@@ -18,7 +18,6 @@ from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
 from popmq.proxy.admin.broadcast_change import BroadcastChange, Sum, last, left_ms
 from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
-from popmq.proxy.brokers.group_replies import join_group, join_unparked
 from popmq.proxy.brokers.metadata_cache import ask_any
 from popmq.proxy.brokers.timer_replies import (
     join_forecast,
@@ -91,6 +90,27 @@ _TIMER_COMMANDS: tuple[tuple[str, Kind, type[Gathered], _Join], ...] = (
     ("ListTimers", Kind.LIST_TIMERS, admin_pb2.ListTimersReply, join_timers),
     ("ForecastTimers", Kind.FORECAST_TIMERS, admin_pb2.ForecastTimersReply, join_forecast),
 )
+SHOWN_LIMIT = 1_000  # parked message groups
+
+
+def join_group(found: admin_pb2.GroupReply, part: admin_pb2.GroupReply) -> None:
+    """The settings are those of the first broker that answered: a change goes to all of them."""
+    if not found.HasField("group"):
+        found.group.CopyFrom(part.group)
+    found.parked_keys += part.parked_keys
+    parked = [*found.parked, *part.parked]
+    parked.sort(key=lambda key: (-key.parked_ms, key.broker, key.topic, key.key, key.queue_id))
+    del found.parked[:]
+    found.parked.extend(parked[:SHOWN_LIMIT])
+
+
+def join_unparked(found: bytes, part: bytes) -> bytes:
+    """A message group is parked in each queue by itself, and queues are at several brokers."""
+    reply = admin_pb2.UnparkReply.FromString(found)
+    reply.messages += admin_pb2.UnparkReply.FromString(part).messages
+    return reply.SerializeToString()
+
+
 _COMMANDS = (
     _Command("DescribeTopic", Kind.DESCRIBE_TOPIC, admin_pb2.TopicReply),
     _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, owned=True),

@@ -305,3 +305,34 @@ def _topic_and_group(topic: pb.Resource, group: pb.Resource) -> tuple[str, str]:
 
 def _parts(indexes: Sequence[int]) -> Iterator[Sequence[int]]:
     return (indexes[at : at + MAX_HANDLES] for at in range(0, len(indexes), MAX_HANDLES))
+
+
+class ForwardToDeadLetterQueue:
+    """A consumer gives a message up for its group.
+
+    Clients repeat it for ever on everything but OK and INVALID_RECEIPT_HANDLE, like an ack.  The
+    broker knows the attempt by the handle; the numbers that a client sends are not used.
+    """
+
+    def __init__(self, brokers: BrokerPorts) -> None:
+        self._brokers = brokers
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.ForwardMessageToDeadLetterQueueRequest, rpc.data)
+        topic, group = name_of(request.topic), name_of(request.group)
+        check_readable_topic_name(topic)
+        check_group_name(group)
+        handle = handle_bytes(request.receipt_handle)
+        _, port = broker_of_handle(self._brokers, handle)
+        body = encode_ack(AckRequest(topic, group, [handle]))
+        rpc.send_request(port, Kind.REJECT, body, rpc.timeout_ms(), partial(_answered, rpc))
+
+
+def _answered(rpc: Rpc, answer: Answer) -> None:
+    if isinstance(answer, PopmqError):
+        raise answer
+    (result,) = decode_ack_reply(answer)
+    if result.code != Code.OK:
+        raise Refused(Code(result.code), result.message)
+    reply = service.ForwardMessageToDeadLetterQueueResponse(status=ok())
+    rpc.reply(reply.SerializeToString())

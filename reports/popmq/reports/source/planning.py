@@ -1,6 +1,6 @@
 """What there is to read, at the moment that a query is planned."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.records.endpoint import ReportEndpoint
@@ -72,7 +72,3 @@ def _search(low: int, high: int, before: Callable[[int], bool]) -> int:
         else:
             high = middle
     return low
-
-
-def ranges_of(tables: pb.BrokerTables, table: str) -> Iterator[Range]:
-    return (range_of(one) for one in tables.partitions if one.table == table)

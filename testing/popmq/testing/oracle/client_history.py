@@ -110,7 +110,6 @@ class Held:
     invisible_ms: int
     superseded: int = 0  # 1 perhaps, 2 for sure
     acked: int = 0
-    acks_open: int = 0  # asked, not answered
     changes_open: int = 0
     era: int = 0  # crashes before it
     process: int = 0  # starts of the broker before it

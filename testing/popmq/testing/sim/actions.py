@@ -128,18 +128,6 @@ class Actions(Lives):
             self.machine.loop()
             self.tally.hit(Sometimes.GROUP_COMMIT, int(self.clients.answered > before + 1))
 
-    def _flush(self) -> None:
-        lanes = self.machine.ready_lanes
-        if lanes:
-            operations = self.rng.choice((None, None, 1, 1, 2, 4))
-            self.machine.work(self.rng.choice(lanes), operations)
-
-    def _step(self) -> None:
-        self.machine.step()
-
-    def _settle(self) -> None:
-        self.machine.run_until_idle()
-
     def _time(self) -> None:
         ms = self.rng.choice((1, 20, 200, 1_000, 3_000, 11_000))
         self.machine.advance(ms)

@@ -127,21 +127,18 @@ class SimClients(Producers):
                 if result.code in (Code.OK, Code.INVALID_RECEIPT_HANDLE):
                     self._ack_heard(held, refuse, result.code == Code.OK)
                 else:
-                    held.acks_open -= 1  # no room for the record: nothing happened
                     self._tally.hit(Sometimes.ACK_REFUSED)
             then()
 
         def lost() -> None:
             self._tally.hit(Sometimes.ACK_LOST)
             for held in some:
-                held.acks_open -= 1
                 held.life.ending -= 1
                 held.acked = held.acked or 1
                 if held.life.loose or held.chain == held.life.chain:
                     held.life.acked = held.life.acked or 1
 
         for held in some:
-            held.acks_open += 1
             held.life.ending += 1
         names = ",".join(f"{held.sent.number}/{held.attempt}" for held in some)
         body = hop.encode_ack(
@@ -150,7 +147,6 @@ class SimClients(Producers):
         self._ask(f"ack {reader.group.name} {names}", Kind.ACK, body, hear, lost=lost)
 
     def _ack_heard(self, held: Held, refuse: str, ok: bool) -> None:
-        held.acks_open -= 1
         tally, late = self._tally, self._oracle.log_ms - held.asked_log_ms > held.invisible_ms
         tally.hit(Sometimes.REPEATED_ACK, int(ok and held.acked == 2))
         tally.hit(Sometimes.LATE_ACK, int(ok and held.acked == 0 and late))

@@ -239,6 +239,12 @@ class Lives:
         folder = self.rng.choice(folders)
         return self.rng.randrange(operations), folder
 
+    def _flush(self) -> None:
+        lanes = self.machine.ready_lanes
+        if lanes:
+            operations = self.rng.choice((None, None, 1, 1, 2, 4))
+            self.machine.work(self.rng.choice(lanes), operations)
+
     def _end_life(self) -> str:
         """Returns how it ended: "stop" for a clean stop, else "cut" or "error"."""
         failed = self.machine.failed

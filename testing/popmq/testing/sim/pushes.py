@@ -31,8 +31,8 @@ class PushSimulator(Simulator):
             (self._ack, 4),
             (self._loop, 12),
             (self._flush, 12),
-            (self._step, 8),
-            (self._settle, 6),
+            (self.machine.step, 8),
+            (self.machine.run_until_idle, 6),
             (self._live_on, 12),
         ]
 
@@ -76,7 +76,7 @@ class PushSimulator(Simulator):
 
     def _live_on(self) -> None:
         """Everybody is answered before time passes: nothing waits for an answer for seconds."""
-        self._settle()
+        self.machine.run_until_idle()
         self._hear(self.rng.choice((20, 1_000, _HEARD_MS)))
 
     def _hear(self, ms: int) -> None:
@@ -84,7 +84,7 @@ class PushSimulator(Simulator):
         self.machine.advance(ms)
         for client_id in PUSH_CLIENTS:
             self.clients.report(client_id, gone=False)
-        self._step()
+        self.machine.step()
 
     def _heal(self) -> None:
         super()._heal()

@@ -69,7 +69,7 @@ class Simulator(Actions):
         parking = ParkingMoves(self.machine, self.clients, self.oracle, self.rng, self.checks)
         recreation = Recreation(self.machine, self.clients, self.oracle, self.rng, self.tally)
         expiry = ExpiryMoves(self.machine, self.clients, self.oracle, self.rng)
-        self._actions: list[tuple[Callable[[], None], int]] = [
+        self._actions: list[tuple[Callable[[], object], int]] = [
             (self.clients.send, 14),
             (self._receive, 14),
             (self._ack, 10),
@@ -79,9 +79,9 @@ class Simulator(Actions):
             (recreation.make_or_drop, 1),
             (self._loop, 22),
             (self._flush, 18),
-            (self._step, 8),
+            (self.machine.step, 8),
             (self._time, 6),
-            (self._settle, 6),
+            (self.machine.run_until_idle, 6),
             (self.clients.resend, 3),
         ]
         self._pushes = self.rng.random() < 0.3
@@ -104,7 +104,7 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.BUFFERED_FORGOTTEN, self.oracle.forgotten)
         return result
 
-    def weighted(self) -> list[tuple[Callable[[], None], int]]:
+    def weighted(self) -> list[tuple[Callable[[], object], int]]:
         return self._actions
 
     def _drain(self) -> None:

@@ -21,8 +21,8 @@ class TimerActions(Lives):
     clients: TimerClients
     _counted = 0
 
-    def weighted(self) -> list[tuple[Callable[[], None], int]]:
-        moves: list[tuple[Callable[[], None], int]] = [
+    def weighted(self) -> list[tuple[Callable[[], object], int]]:
+        moves: list[tuple[Callable[[], object], int]] = [
             (self._send, 14),
             (self._burst, 3),
             (self._again, 2),
@@ -34,13 +34,13 @@ class TimerActions(Lives):
             (self._noise, 3),
             (self._loop, 16),
             (self._flush, 16),
-            (self._step, 14),
+            (self.machine.step, 14),
             (self._time, 12),
             (self._to_the_next, 6),
             (self._clock, 2),
             (self._wobble, 1),
             (self._sleep, 1),
-            (self._settle, 5),
+            (self.machine.run_until_idle, 5),
             (self._work, 5),
             (self._harm_live, 2),
             (self._recount, 2),
@@ -180,18 +180,6 @@ class TimerActions(Lives):
     def _loop(self) -> None:
         if self.machine.loop_ready:
             self.machine.loop()
-
-    def _flush(self) -> None:
-        lanes = self.machine.ready_lanes
-        if lanes:
-            operations = self.rng.choice((None, None, 1, 1, 2, 4))
-            self.machine.work(self.rng.choice(lanes), operations)
-
-    def _step(self) -> None:
-        self.machine.step()
-
-    def _settle(self) -> None:
-        self.machine.run_until_idle()
 
     def _work(self) -> None:
         """All that can be done now; then nothing that is due still waits."""

@@ -102,7 +102,7 @@ class ThousandTimers(TimerSimulator):
         """Timers that a client was told are stored."""
         return sum(story.told_due_ms > 0 for story in self.oracle.delayed.values())
 
-    def weighted(self) -> list[tuple[Callable[[], None], int]]:
+    def weighted(self) -> list[tuple[Callable[[], object], int]]:
         return [
             (self._fill, 14),
             (self._burst, 3),
@@ -113,14 +113,14 @@ class ThousandTimers(TimerSimulator):
             (self._noise, 2),
             (self._loop, 10),
             (self._flush, 10),
-            (self._step, 12),
+            (self.machine.step, 12),
             (self._time, 6),
             (self._to_the_next, 12),
             (self._clock, 2),
             (self._wobble, 1),
             (self._sleep, 1),
             (self._hours, 1),
-            (self._settle, 6),
+            (self.machine.run_until_idle, 6),
             (self._work, 6),
             (self._recount, 1),
         ]

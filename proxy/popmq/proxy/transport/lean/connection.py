@@ -278,8 +278,7 @@ class LeanConnection:
 
     def _open(self, stream_id: int, ends: bool, head: RequestHead) -> None:
         method = self._methods.get(head.path, _UNKNOWN)
-        window = self.outbox.initial_window
-        stream = Stream(self, stream_id, head, method, window, self._now_ms)
+        stream = Stream(self, stream_id, head, method, self.outbox.initial_window)
         self.streams[stream_id] = stream
         self.counters.streams += 1
         stream.remote_closed = ends and head.content_length <= 0

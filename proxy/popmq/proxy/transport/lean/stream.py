@@ -45,7 +45,6 @@ class Stream:
         "_connection",
         "_gone_callbacks",
         "_reply",
-        "arrived_ms",
         "content_bytes",
         "deadline_ms",
         "finished",
@@ -77,7 +76,6 @@ class Stream:
         head: RequestHead,
         method: Method,
         window: int,
-        now_ms: int,
     ) -> None:
         self._connection = connection
         self.stream_id = stream_id
@@ -85,7 +83,6 @@ class Stream:
         self.method = method
         self.plain_status = 0  # the HTTP status for somebody who does not speak gRPC
         self.is_unary = method.shape is _UNARY
-        self.arrived_ms = now_ms
         self.deadline_ms: int | None = None
         # What comes in.
         self.receive_window = connection.limits.stream_window_bytes
