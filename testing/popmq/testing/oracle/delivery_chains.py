@@ -133,7 +133,8 @@ def reset_done(
         popped = life.attempt > 0 or reader.unseen(life) > 0 or life.chain > 0
         popped = popped or reader.left_pops > 0  # what is undone is a retry, too
         perhaps_acked = life.loose and life.acked > 0  # perhaps since
-        life.letters |= popped and may_be_dead(reader, life)
+        # Of a parked key that an operator gave up, also those that were never delivered.
+        life.letters |= (popped or life.said > 0) and may_be_dead(reader, life)
         life.loose |= unknown or (retries_left and popped)
         life.begin_again(lost_before)
         life.acked = int(perhaps_acked)
