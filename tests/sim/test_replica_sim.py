@@ -69,12 +69,16 @@ def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulator
     assert f"trace {outcome.digest}" in done.stdout
 
 
-# Not yet seeds of the day (sim_seeds.py): ReplicaSimulator's seed 1,780,040 has violations.
 @pytest.mark.more
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
-def test_a_slave_is_its_masters_equal_in_more_seeds(kind: Simulators) -> None:
-    run(kind, range(10_000, 10_080))
+def test_a_slave_is_its_masters_equal_in_the_seeds_of_the_day(kind: Simulators) -> None:
+    run(kind, sim_seeds.of_the_day(80))
+
+
+def test_letters_of_a_parked_key_that_was_given_up_before_a_reset_are_sent_back() -> None:
+    """Those that were never delivered, too: the oracle had forgotten them."""
+    run(ReplicaSimulator, range(1_780_040, 1_780_041))
 
 
 @pytest.mark.long
