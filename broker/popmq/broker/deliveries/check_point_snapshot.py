@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from popmq.broker.deliveries.pop_check_point import FIFO, PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
-from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.log.snapshot_table import Row, entry_hash
 from popmq.broker.persistence.retention import LiveBody
 
 if TYPE_CHECKING:

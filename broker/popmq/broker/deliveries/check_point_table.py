@@ -26,6 +26,7 @@ from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.deliveries.receive_attempt_index import ReceiveAttemptIndex
 from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
 from popmq.broker.deliveries.revive_buckets import STEP_MS, ReviveBuckets
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.common.record.message import BadRecord, RevivalToken
 
 GroupQueue = tuple[int, int, int]  # group, topic, queue
@@ -45,7 +46,7 @@ class DeliveryStatus(Enum):
     UNKNOWN = "unknown"
 
 
-class CheckPointTable:
+class CheckPointTable(SnapshotTable):
     table_number = 2
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from popmq.broker.deliveries.pop_check_point import UnparkAction
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 
 _KEY = struct.Struct(
     ">IIIIQBQHI"
@@ -58,7 +58,7 @@ class ParkedKey:
         return head + self.name + b"".join(_MESSAGE.pack(*one) for one in self.messages)
 
 
-class ParkedKeys:
+class ParkedKeys(SnapshotTable):
     table_number = 5
 
     def __init__(self) -> None:
@@ -204,9 +204,6 @@ class ParkedKeys:
         self._owner.update({(parking_id, offset): key for _, offset in key.messages})
         self._count(key, len(key.messages))
         self._index(key)
-
-    def restored(self) -> None:
-        return
 
     def check_invariants(self) -> None:
         """Each parked message has its one key, and each key that is acted on is looked at."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 from popmq.broker.meta.lite_topics import LiteTopicTable
 from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
@@ -38,7 +38,7 @@ class DeletionListener(Protocol):
     def on_group_deleted(self, group: SubscriptionGroup) -> None: ...
 
 
-class Registry:
+class Registry(SnapshotTable):
     table_number = 1
 
     def __init__(self, store: MessageStore, listener: DeletionListener) -> None:

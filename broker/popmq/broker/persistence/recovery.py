@@ -12,12 +12,12 @@ from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.queue_unit import index_unit
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.persistence.abort_file import NO_EPOCH, has_abort, own_from_epoch
 from popmq.broker.persistence.snapshot import (
     Snapshot,
     SnapshotHeader,
-    SnapshotTable,
     read_snapshot,
     snapshot_names,
 )

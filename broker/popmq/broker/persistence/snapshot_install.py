@@ -9,10 +9,10 @@ before that finds no snapshot, and the store has to be copied anew (docs/concept
 from collections.abc import Callable, Iterator, Sequence
 
 from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.persistence.snapshot import (
     Snapshot,
     SnapshotHeader,
-    SnapshotTable,
     read_snapshot,
 )
 from popmq.common.disk import Disk, DiskFile

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.persistence.snapshot import (
     KEPT,
     SnapshotHeader,
-    SnapshotTable,
     SnapshotWriter,
     snapshot_names,
 )

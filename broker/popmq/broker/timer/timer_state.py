@@ -9,14 +9,14 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 from typing import NamedTuple, Protocol
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash, snapshot_pieces
 from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _DEPARTED = 1 << 63  # of a due time: the timer was not recalled, another broker group has it
-_PER_PIECE = 512
 _HEAD = struct.Struct(">BQQQQ")  # 1, cursor's due time and identity, judged, its position
 _PENDING = struct.Struct(">BIQ")  # 2, topic, count
 _LATE = struct.Struct(">BQQQIIQ")  # 3, due, identity, position, size, topic, offset
@@ -60,7 +60,7 @@ class PendingTimersListener(Protocol):
     def lost(self) -> None: ...
 
 
-class TimerState:
+class TimerState(SnapshotTable):
     table_number = 6
 
     def __init__(self) -> None:
@@ -228,17 +228,11 @@ class TimerState:
         head = [_HEAD.pack(1, *self.cursor, self.classified, self._judged_position)]
         head += [_PENDING.pack(2, *one) for one in self.pending.items()]
         late, cancelled = list(self.late.values()), list(self._cancelled.items())
-        return self._pieces(head, late, cancelled)
-
-    def _pieces(
-        self, head: list[bytes], late: list[Timer], cancelled: list[tuple[int, int]]
-    ) -> Iterator[tuple[bytes, int]]:
-        yield _piece(head)
-        for at in range(0, len(late), _PER_PIECE):
-            yield _piece([_LATE.pack(3, *one) for one in late[at : at + _PER_PIECE]])
-        for at in range(0, len(cancelled), _PER_PIECE):
-            some = cancelled[at : at + _PER_PIECE]
-            yield _piece([_CANCELLED.pack(4, due_ms, identity) for identity, due_ms in some])
+        return chain(
+            iter([(b"".join(head), sum(map(entry_hash, head)))]),
+            snapshot_pieces(late, lambda timer: _LATE.pack(3, *timer)),
+            snapshot_pieces(cancelled, lambda entry: _CANCELLED.pack(4, entry[1], entry[0])),
+        )
 
     def restore(self, content: bytes) -> None:
         at = 0
@@ -256,13 +250,6 @@ class TimerState:
             else:
                 self._cancelled[values[1]] = values[0]
                 heappush(self._cancelled_by_due, (values[0] & ~_DEPARTED, values[1]))
-
-    def restored(self) -> None:
-        return
-
-
-def _piece(entries: list[bytes]) -> tuple[bytes, int]:
-    return b"".join(entries), sum(map(entry_hash, entries))
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:
