@@ -167,7 +167,7 @@ def segments_cut_from_the_front(patch: Patch) -> None:
 
     def wrong(self: SegmentFiles, position: int) -> None:
         for start in [start for start in self._files if start > position]:
-            self._remove(start)
+            self._files.pop(start).delete()
         cut(self, position)
 
     patch.setattr(SegmentFiles, "truncate", wrong)

@@ -60,7 +60,7 @@ class Dispatch(SnapshotTable):
         self._disk = disk
         self._housekeeper = housekeeper
         self._trusted_position = trusted_position
-        self._log_start = log_start
+        self.log_start = log_start  # queues begin there; the log may still begin before it
         self._find = find
         self.rewrites_vouched = False  # units below the checkpoint were missing
         self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
@@ -119,7 +119,7 @@ class Dispatch(SnapshotTable):
             place=(topic_id, queue_id),
             find=self._find,
         )
-        made.load(trusted_position=self._trusted_position, log_start=self._log_start)
+        made.load(trusted_position=self._trusted_position, log_start=self.log_start)
         self._queues[(topic_id, queue_id)] = made
         return made
 
@@ -194,14 +194,9 @@ class Dispatch(SnapshotTable):
 
     # -- retention (persistence/retention.py)
 
-    @property
-    def log_start(self) -> int:
-        """Queues begin with the first record from here on; the log may still begin before it."""
-        return self._log_start
-
     def log_starts_at(self, position: int) -> None:
         """Records below `position` are about to be deleted."""
-        self._log_start = position
+        self.log_start = position
         for queue in self._queues.values():
             queue.log_starts_at(position)
 

@@ -201,7 +201,7 @@ class BrokerProcess:
         """Answer who waits, let the disk catch up, leave a clean store."""
         well = self._started and not self.failed.done()
         if well and not self.node.solo and self.node.role is HaRole.MASTER:
-            await self._hand_over()
+            await _hand_over(self._settings, self._controllers)
         await self._stop_steps()
         if well:
             self.node.stop()
@@ -216,7 +216,8 @@ class BrokerProcess:
         await asyncio.sleep(0)  # the news of their last work
         if well and not self.failed.done():
             self.node.close()
-        self._release_lock()
+        if self._lock is not None:
+            self._lock.release()
 
     def fail(self, error: BaseException) -> None:
         """Nothing more can be promised, so the process has to end (D2): `stop` leaves the store
@@ -225,19 +226,6 @@ class BrokerProcess:
         if failed is not None and not failed.done():
             failed.set_exception(error)
             failed.exception()  # it was logged: asyncio need not report it
-
-    async def _hand_over(self) -> None:
-        """A master that stops lets another take over first: clients wait for a moment only."""
-        request = FailoverRequest(
-            cluster=self._settings.cluster.name, group=self._settings.broker.name
-        ).SerializeToString()
-        for port in self._controllers:
-            try:
-                await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
-            except PopmqError as refusal:
-                logger.info("not handed over", extra={"reason": str(refusal)})
-            else:
-                return
 
     async def kill(self) -> None:
         """End like a process that is killed: nothing is answered, written or closed properly."""
@@ -250,7 +238,8 @@ class BrokerProcess:
             flusher.stop()
         await asyncio.sleep(0)  # the news of their last work
         self.node.release_files()
-        self._release_lock()
+        if self._lock is not None:
+            self._lock.release()
 
     async def settle(self) -> None:
         """Return once nothing is left to do at this time: no step finds work, no thread has
@@ -321,10 +310,6 @@ class BrokerProcess:
             with suppress(asyncio.CancelledError):
                 await self._steps
 
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-
     async def _settled(self) -> None:
         """Wait until all that was appended is confirmed; not for ever where that takes others."""
         if not self.node.is_serving:
@@ -347,6 +332,20 @@ class BrokerProcess:
         if error is not None:
             logger.critical("a broken invariant, stopping", exc_info=error)
             self.fail(error)
+
+
+async def _hand_over(settings: Settings, controllers: list[FramePort]) -> None:
+    """A master that stops lets another take over first: clients wait for a moment only."""
+    request = FailoverRequest(
+        cluster=settings.cluster.name, group=settings.broker.name
+    ).SerializeToString()
+    for port in controllers:
+        try:
+            await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
+        except PopmqError as refusal:
+            logger.info("not handed over", extra={"reason": str(refusal)})
+        else:
+            return
 
 
 async def _emptied(flusher: OwnFlusher) -> None:

@@ -21,7 +21,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("enqueue_lag_seconds", enqueue_lag_ms(broker) / 1_000),
         ("dequeue_lag_seconds", service.dequeue_lag_ms / 1_000),
         ("late_messages", len(state.late)),
-        ("cancelled_held", state.cancelled_count),
+        ("cancelled_held", len(state.cancelled)),
         ("far_held", enqueue.far.held),
         ("files_blocked", timers.files.blocked),
         ("leaving", len(timers.departures.leaving)),

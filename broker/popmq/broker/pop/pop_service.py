@@ -83,7 +83,7 @@ class PopService:
         self._settings = settings
         self._broker = broker
         self._rng = rng
-        self._sequence = 0
+        self.sequence = 0  # of the last check point that was made in this epoch
         self.has_written = False  # whether the last pop appended anything
         self._cold_fetch = ReadAhead(store)
         self._priorities = PriorityOrder(settings.priority_turn)
@@ -91,15 +91,10 @@ class PopService:
         self.metrics = PopMetrics()
         self.delivered = GroupTopicCounts()
 
-    @property
-    def sequence(self) -> int:
-        """Of the last check point that was made in this epoch."""
-        return self._sequence
-
     def next_sequence(self) -> int:
         """Check points of one epoch are numbered from 1."""
-        self._sequence += 1
-        return self._sequence
+        self.sequence += 1
+        return self.sequence
 
     def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Deliveries, and how many more messages the visited queues hold.
@@ -160,10 +155,6 @@ class PopService:
             > self.progress(want.group, topic, queue_id).cursor
             for topic, queue_id in places
         )
-
-    def open_progress(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> None:
-        """The group's first look at the queue, if it had none yet."""
-        self.progress(group, topic, queue_id)
 
     def queue_order(self, want: PopParams, *, begins: bool = True) -> list[int]:
         """The queues that a receive visits; `begins`: it does so now."""

@@ -93,7 +93,8 @@ class SlaveApplier:
         self._dispatch.rebuilding = True
         self._dispatch.log_starts_at(start)
         self._dispatch.position = start
-        self._index.restart_at(start)
+        self._index.close()
+        self._index.load(start)
         self._commit.restarted(start)
 
     def install(self, snapshots: SnapshotScheduler, start: int) -> SnapshotInstall:

@@ -30,6 +30,7 @@ from popmq.common.protocol.frames import (
     FrameSettings,
     Hello,
     encode_hello,
+    peer_name,
 )
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.protocol.payload import encode_error
@@ -173,7 +174,7 @@ class _ServerConnection(FrameConnection):
             super().data_received(data)
         except Exception:
             # What one peer sends harms that peer's connection only.
-            logger.exception("a frame connection failed", extra={"peer": self.peer_name()})
+            logger.exception("a frame connection failed", extra={"peer": peer_name(self.peer)})
             self.abort("internal error")
 
     def pause_writing(self) -> None:
@@ -222,7 +223,7 @@ class _ServerConnection(FrameConnection):
         settings, pops = self.settings, len(self._pops)
         if self.paused:
             return TooManyRequests(
-                f"{settings.max_buffered_bytes} bytes of answers wait for {self.peer_name()}: "
+                f"{settings.max_buffered_bytes} bytes of answers wait for {peer_name(self.peer)}: "
                 "the peer has to read first (frames.max_buffered_bytes)"
             )
         if kind == _POP and pops >= settings.max_waiting:
@@ -248,7 +249,7 @@ class _ServerConnection(FrameConnection):
             on_reply(refusal)
         except Exception:
             logger.exception(
-                "a request failed", extra={"kind": kind.name, "peer": self.peer_name()}
+                "a request failed", extra={"kind": kind.name, "peer": peer_name(self.peer)}
             )
             on_reply(Refused(Code.INTERNAL_ERROR, "internal error"))
         else:
@@ -296,7 +297,9 @@ class _ServerConnection(FrameConnection):
             f"the peer left more than {settings.max_buffered_bytes} bytes unread "
             f"(frames.max_buffered_bytes) and read nothing for {settings.max_stalled_ms} ms"
         )
-        logger.warning("closed a frame connection", extra={"peer": self.peer_name(), "why": why})
+        logger.warning(
+            "closed a frame connection", extra={"peer": peer_name(self.peer), "why": why}
+        )
         self.abort(why)
 
     def _stop_watching(self) -> None:
@@ -315,7 +318,9 @@ class _ServerConnection(FrameConnection):
         try:
             self._port.cancel(port_id)
         except Exception:
-            logger.exception("a request could not be cancelled", extra={"peer": self.peer_name()})
+            logger.exception(
+                "a request could not be cancelled", extra={"peer": peer_name(self.peer)}
+            )
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -218,6 +218,10 @@ def read_error(body: bytes) -> PopmqError:
     return decode_error(body)
 
 
+def peer_name(peer: Hello | None) -> str:
+    return f"{peer.role} {peer.name}" if peer else "a peer before its HELLO"
+
+
 class FrameConnection(asyncio.Protocol):
     """One end of a connection. A subclass says what its side does with frames."""
 
@@ -284,23 +288,21 @@ class FrameConnection(asyncio.Protocol):
         """Tell the peer why, and close: only our half at first, as closing a socket with
         unread bytes resets it and the reason would be lost."""
         logger.warning(
-            "closed a frame connection", extra={"peer": self.peer_name(), "why": str(error)}
+            "closed a frame connection", extra={"peer": peer_name(self.peer), "why": str(error)}
         )
         self.send(ERROR, 0, encode_error(error))
-        if self._transport is not None and self._transport.can_write_eof():
-            self._flush()
-            self._transport.write_eof()
-            self._start_linger()
-            self._end(str(error))
-        else:
-            self.close(str(error))
+        self.close(str(error), only_half=True)
 
-    def close(self, reason: str) -> None:
-        """Close once what was written has left, but soon."""
+    def close(self, reason: str, *, only_half: bool = False) -> None:
+        """Close once what was written has left, but soon; `only_half`: ours first, if it can be."""
         self._flush()
         if self._transport is not None:
-            self._transport.close()
-            self._start_linger()
+            if only_half and self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
+            if self._linger is None and not self.lost.done():
+                self._linger = self._loop.call_later(LINGER_MS / 1000, self._transport.abort)
         self._end(reason)
 
     def abort(self, reason: str) -> None:
@@ -312,13 +314,6 @@ class FrameConnection(asyncio.Protocol):
         """How many of the bytes that were sent the transport has got rid of."""
         assert self._transport is not None
         return self._written - self._transport.get_write_buffer_size()
-
-    def peer_name(self) -> str:
-        return f"{self.peer.role} {self.peer.name}" if self.peer else "a peer before its HELLO"
-
-    def _start_linger(self) -> None:
-        if self._linger is None and self._transport is not None and not self.lost.done():
-            self._linger = self._loop.call_later(LINGER_MS / 1000, self._transport.abort)
 
     def _end(self, reason: str) -> None:
         if not self.closing:
