@@ -51,7 +51,7 @@ async def fill(files: TimerFiles, slots: list[int]) -> float:
 def read(files: TimerFiles, slots: int) -> tuple[int, float]:
     """Units, and CPU seconds."""
     begin, count = time.thread_time(), 0
-    for slot in files.occupied(0, slots * SETTINGS.slot_ms):
+    for slot in files.wheel.occupied(0, slots * SETTINGS.slot_ms):
         chain, left = files.read_slot(slot.time_ms, wait=False), slot.num
         while left:
             try:

@@ -24,7 +24,7 @@ def next_while_one_is_in_flight(patch: Patch) -> None:
 
     def held(self: OrderInfo, offset: int, log_ms: int) -> None:
         hold(self, offset, log_ms)
-        self._line(self.key_of(offset)).held.discard(offset)
+        self._lines[self._open[offset][0]].held.discard(offset)
 
     patch.setattr(OrderInfo, "mark_in_flight", held)
 

@@ -78,7 +78,7 @@ class Rig:
     def found(self) -> list[TimerUnit]:
         """What the slots lead to, in the order of the records; each slot's count is right."""
         units = []
-        for slot in self.files.occupied(0, SLOTS * SLOT_MS):
+        for slot in self.files.wheel.occupied(0, SLOTS * SLOT_MS):
             inside = self.in_slot(slot.time_ms // SLOT_MS)
             assert len(inside) == slot.num
             units += inside

@@ -60,8 +60,8 @@ class ParkingRecords:
             return
         progress = self._table.progress_for_update((key.group_id, parking_id, 0))
         for offset in sorted(offsets):
-            if progress.order is not None:
-                progress.order.finish_undelivered(offset)
+            if progress.order is not None and offset in progress.order:
+                progress.order.skip(offset)  # over without ever leaving
             progress.finish_delivery([offset], over=True, log_ms=log_ms)
         if len(offsets) == 1:
             self._parked.finish_message(parking_id, min(offsets))

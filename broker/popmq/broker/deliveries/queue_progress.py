@@ -160,14 +160,14 @@ class FifoProgress(QueueProgress):
         at, kept = self.retained_below(low)
         if low <= at:
             return 0, 0
-        blocked = self.order.blocked_between(at, low) if self.order is not None else []
+        blocked = self.order.blocked(at, low) if self.order is not None else []
         gone = low - at - self.finished.count(at, low) - len(kept)
         return gone, len(set(blocked).difference(kept))
 
     @property
     def blocked(self) -> int:
         """Of those that wait, those behind one of their key that is in flight."""
-        return self.order.blocked() if self.order is not None else 0
+        return len(self.order.blocked()) if self.order is not None else 0
 
     def waiting(self, count: int) -> int:
         """Of `count` messages in the queue, those neither over nor in flight."""

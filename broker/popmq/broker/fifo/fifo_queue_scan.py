@@ -89,7 +89,7 @@ class FifoQueueScan:
                 continue
             first = not batch.deliveries and not taken
             if unit.size > batch.bytes_left and not first:
-                self.order.release(offset)
+                self.order.returned(offset)
                 break
             batch.bytes_left -= unit.size
             taken.append(found)
@@ -102,7 +102,7 @@ class FifoQueueScan:
             messages = self._messages(missing)
         except ColdRead:
             for offset, _ in taken:
-                self.order.release(offset)
+                self.order.returned(offset)
             raise
         for (offset, _), message in zip(missing, messages, strict=True):
             if self._is_wanted(message):

@@ -145,7 +145,7 @@ class ParkingService:
         try:
             (message,) = self._store.reader.read([where], wait=False)
         except ColdRead:
-            order.release(offset)
+            order.returned(offset)
             raise
         expired = not isinstance(message, DamagedMessage) and self._store.reader.is_expired(message)
         if isinstance(message, DamagedMessage) or expired:
