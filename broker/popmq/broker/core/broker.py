@@ -73,8 +73,8 @@ class Broker:
         node: ReplicaListener | None = None,
     ) -> None:
         self.settings = settings
-        self._rng = rng
-        self._disk = disk
+        self.rng = rng
+        self.disk = disk
         self._clock = clock
         self._waits = waits or clock
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
@@ -215,7 +215,7 @@ class Broker:
 
     def wipe(self) -> None:
         """Before a start: remove the store. Its identity has been made anew already (R9)."""
-        wipe(self._disk, self.settings.broker.data)
+        wipe(self.disk, self.settings.broker.data)
 
     def start_slave(self) -> None:
         """Open what is there, and follow a master's log (core/slave_lifecycle.py)."""
@@ -370,6 +370,6 @@ class Broker:
 
     def _name_log(self) -> None:
         if not self.registry.log_id:
-            self.registry.set_log_id(self._rng.randbytes(16).hex())
+            self.registry.set_log_id(self.rng.randbytes(16).hex())
         if not self.registry.receipt_key:
-            self.registry.set_receipt_key(self._rng.randbytes(32))
+            self.registry.set_receipt_key(self.rng.randbytes(32))

@@ -23,8 +23,9 @@ SLOW_FLUSH_MS = 1_000
 class GroupCommit:
     """Everything below `durable` is on this disk, everything below `confirmed` where it has to be.
 
-    `before_batch` may append what has to be in the next batch, `on_durable` hears of each batch
-    that is on the disk and says `confirm` when that is enough, `on_confirmed` hears of each new
+    `before_batch` may append what has to be in the next batch, `on_batch` hears of each one that
+    is about to go to the disk, `on_durable` when it is there and says `confirm` when that is
+    enough, `on_confirmed` hears of each new
     position before the callbacks that waited for it run, `on_failure` of the one error after which
     nothing is confirmed any more.
     """
@@ -38,6 +39,7 @@ class GroupCommit:
         *,
         soon: Callable[[Callable[[], None]], object],
         before_batch: Callable[[], None],
+        on_batch: Callable[[], None],
         on_durable: Callable[[int], None],
         on_confirmed: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
@@ -48,6 +50,7 @@ class GroupCommit:
         self._metrics = metrics
         self._soon = soon
         self._before_batch = before_batch
+        self._on_batch = on_batch
         self._on_durable = on_durable
         self._on_confirmed = on_confirmed
         self._on_failure = on_failure
@@ -58,8 +61,6 @@ class GroupCommit:
         self._records = 0  # of all batches, that in flight included
         self._batch_records = 0
         self._cut: tuple[int, int, Callable[[], None]] | None = None
-        # Hears when a batch is about to go to the disk: slaves may have it, too.
-        self.on_batch: Callable[[], None] = lambda: None
         self.durable = 0
         self.confirmed = 0
         self.failed = False
@@ -127,7 +128,7 @@ class GroupCommit:
         self._began_ms = self._clock.boot_ms()
         records = self._metrics.records
         self._batch_records, self._records = records - self._records, records
-        self.on_batch()
+        self._on_batch()
         self._flusher.submit(
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
         )

@@ -9,6 +9,7 @@ before that finds no snapshot, and the store has to be copied anew (docs/concept
 from collections.abc import Callable, Iterator, Sequence
 
 from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.persistence.snapshot import (
     Snapshot,
@@ -32,10 +33,9 @@ class SnapshotInstall:
         *,
         start: int,
         housekeeper: Flusher,
-        flusher: Flusher,
+        commit: GroupCommit,
         log_starts_at: Callable[[int], None],
         restored: Callable[[SnapshotHeader], None],
-        on_failure: Callable[[BaseException], None],
     ) -> None:
         """`start` is where the master's log begins. Refused unless segments can begin there."""
         if start != log.segment_start(start):
@@ -51,10 +51,9 @@ class SnapshotInstall:
         self._log = log
         self._tables = tables
         self._housekeeper = housekeeper
-        self._flusher = flusher
+        self._commit = commit
         self._log_starts_at = log_starts_at
         self._restored = restored
-        self._on_failure = on_failure
         self._start = start
         self._file: DiskFile | None = None
         self._offset = 0
@@ -91,7 +90,7 @@ class SnapshotInstall:
                 then(f"the snapshot that came is not whole, or older than the log at {self._start}")
                 return
             self._log.set_end(self._start)
-            self._flusher.submit(lambda: self._log.restart_at(self._start), begun)
+            self._commit.flusher.submit(lambda: self._log.restart_at(self._start), begun)
 
         def begun(error: BaseException | None) -> None:
             if not self._failed(error) and self._found is not None:
@@ -152,5 +151,5 @@ class SnapshotInstall:
 
     def _failed(self, error: BaseException | None) -> bool:
         if error is not None:
-            self._on_failure(error)
+            self._commit.fail(error)
         return error is not None

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.persistence.snapshot import (
     KEPT,
@@ -88,13 +89,12 @@ class SnapshotScheduler:
     def install(
         self,
         log: CommitLog,
+        commit: GroupCommit,
         *,
         start: int,
-        flusher: Flusher,
         restored: Callable[[SnapshotHeader], None],
-        on_failure: Callable[[BaseException], None],
     ) -> SnapshotInstall:
-        """Begin with another broker's snapshot; `flusher` is the log's."""
+        """Begin with another broker's snapshot; `commit` is the log's."""
         return SnapshotInstall(
             self._disk,
             self._folder,
@@ -102,10 +102,9 @@ class SnapshotScheduler:
             self.tables,
             start=start,
             housekeeper=self._flusher,
-            flusher=flusher,
+            commit=commit,
             log_starts_at=self._log_starts_at,
             restored=restored,
-            on_failure=on_failure,
         )
 
     def load(self) -> None:

@@ -131,6 +131,10 @@ class ReplicaListener(Protocol):
         """Where the epochs of the log begin, oldest first."""
         ...
 
+    def on_batch(self) -> None:
+        """A batch is about to go to the disk: slaves may have it, too."""
+        ...
+
     def on_durable(self, position: int) -> None:
         """A batch is on this disk; a broker alone confirms it at once."""
         ...
@@ -179,6 +183,7 @@ class MessageStore:
             self.metrics,
             soon=lambda work: self.call_soon(work),
             before_batch=listener.before_batch,
+            on_batch=node.on_batch if node is not None else lambda: None,
             on_durable=self._on_disk,
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),

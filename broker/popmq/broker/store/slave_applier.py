@@ -101,10 +101,9 @@ class SlaveApplier:
         """Begin with a master's snapshot, and its log from `start` on."""
         return snapshots.install(
             self._log,
+            self._commit,
             start=start,
-            flusher=self._commit.flusher,
             restored=lambda head: self.installed(head, start),
-            on_failure=self._commit.fail,
         )
 
     def add_block(self, block: LogBlock) -> None:
