@@ -52,7 +52,7 @@ def read(files: TimerFiles, slots: int) -> tuple[int, float]:
     """Units, and CPU seconds."""
     begin, count = time.thread_time(), 0
     for slot in files.wheel.occupied(0, slots * SETTINGS.slot_ms):
-        chain, left = files.read_slot(slot.time_ms, wait=False), slot.num
+        chain, left = files.log.chain(slot, wait=False), slot.num
         while left:
             try:
                 left -= len(next(chain))

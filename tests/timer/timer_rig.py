@@ -72,7 +72,7 @@ class Rig:
 
     def in_slot(self, slot: int) -> list[TimerUnit]:
         """The slot's units, oldest first, without where the log keeps them."""
-        lists = self.files.read_slot(slot * SLOT_MS)
+        lists = self.files.log.chain(self.files.wheel.get(slot * SLOT_MS))
         return [unit._replace(prev=-1) for units in lists for unit in units][::-1]
 
     def found(self) -> list[TimerUnit]:

@@ -29,6 +29,7 @@ from popmq.broker.node.meta_follower import MetaFollower
 from popmq.broker.node.slave_role import SlaveRole
 from popmq.broker.node.timer_migrator import TimerMigrator
 from popmq.broker.persistence.state_hashes import Compared
+from popmq.broker.persistence.wipe import wipe
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
@@ -354,10 +355,11 @@ class BrokerNode:
         if self.identity.copying:
             self.identity.renew(copying=True)
             self.epochs.clear()
-            broker.wipe()
+            wipe(self._disk, self.settings.broker.data)
             self.following.tables.wiped()
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
-        broker.start_slave()
+        broker.open()
+        broker.following.start()
         self._begin_epochs()
         self.following.begin(broker)
 

@@ -315,7 +315,7 @@ class BrokerProcess:
         if not self.node.is_serving:
             return
         done = asyncio.Event()
-        self.broker.when_confirmed(done.set)
+        self.broker.buffer.when_confirmed(done.set)
         self.failed.add_done_callback(lambda _: done.set())
         with suppress(TimeoutError):
             async with asyncio.timeout(None if self.node.solo else SETTLE_MS / 1000):

@@ -90,7 +90,7 @@ class MasterRole:
             },
         )
         self._gate.slaves.open(self.side)
-        self._broker.promote(self.epoch, self._opened)
+        self._broker.following.promote(self.epoch, self._opened)
         self.side.durable(self._store.durable)
 
     def step(self) -> int:

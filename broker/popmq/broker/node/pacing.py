@@ -35,7 +35,7 @@ class Pacing:
             return BUSY_MS
         # A receive that waits is answered, a delivery comes back, and a timer fires in time.
         nearest_ms = min(
-            broker.polling.next_ms(broker.waits_ms(), REST_MS),
+            broker.polling.next_ms(broker.waits.boot_ms(), REST_MS),
             broker.table.due_times.next_ms(broker.store.log_ms(), REST_MS),
             broker.timers.next_ms(REST_MS),
         )

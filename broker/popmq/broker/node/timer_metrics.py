@@ -65,7 +65,7 @@ def enqueue_lag_ms(broker: Broker) -> int:
         since_ms = broker.timers.service.queue.stored_ms(enqueue.curr_queue_offset)
     except ColdRead:  # nobody waits for the disk here: at most since nothing was behind
         since_ms = enqueue.caught_up_ms
-    return max(0, broker.wall_ms() - since_ms)
+    return max(0, broker.clock.wall_ms() - since_ms)
 
 
 def _by_topic(broker: Broker) -> list[tuple[str, int]]:

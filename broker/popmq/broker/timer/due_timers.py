@@ -220,7 +220,7 @@ class DueTimers:
         if slot_ms - lead_ms > now_ms and slot_ms >= self._load_now_ms:
             self.loaded_until = self.ready_until = max(self.loaded_until, min(slot_ms, begun))
             return
-        self._chain = self._files.read_slot(slot_ms, wait=False)
+        self._chain = self._files.log.chain(slot, wait=False)
         self.ready_until = slot_ms
         self.loaded_until = slot_ms + self._slot_ms
 

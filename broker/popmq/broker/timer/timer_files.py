@@ -17,7 +17,7 @@ from popmq.broker.timer.timer_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.broker.timer.timer_log import SlotChain, TimerLog
+from popmq.broker.timer.timer_log import TimerLog
 from popmq.broker.timer.timer_recovery import recover
 from popmq.broker.timer.timer_unit import TimerUnit
 from popmq.broker.timer.timer_wheel import SlotFields, TimerWheel
@@ -184,13 +184,6 @@ class TimerFiles:
     def first_in_use_ms(self) -> int:
         """No slot before this time is in use; the first that is may be later."""
         return self.wheel.first_in_use(self._over_ms())
-
-    def read_slot(self, time_ms: int, *, wait: bool = True) -> SlotChain:
-        """Bounded lists of a slot's units, newest first; of those that it has now.
-
-        Raises TimerDamaged; and with `wait` off ColdRead, after which `next` goes on.
-        """
-        return self.log.chain(self.wheel.get(time_ms, wait=wait), wait=wait)
 
     # -- flush
 

@@ -87,7 +87,8 @@ class TimerScan:
         slot_ms = self._files.wheel.next_occupied(self.at_ms, self._to_ms, wait=False)
         if slot_ms is None:
             return False
-        self._chain = self._files.read_slot(slot_ms, wait=False)
+        slot = self._files.wheel.get(slot_ms, wait=False)
+        self._chain = self._files.log.chain(slot, wait=False)
         self.at_ms = slot_ms + self._slot_ms
         return True
 
