@@ -18,9 +18,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus, GroupQueue
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
 from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.deliveries.queue_progress import GroupQueue
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -63,7 +64,9 @@ class CheckPointBuffer:
     def open(self, record: ReviveRecord) -> None:
         """Hold the check point in memory."""
         now_ms = self._store.log_ms()
-        ck = self._table.open_buffered(record, now_ms)
+        ck = record.check_point(now_ms)
+        ck.buffered = True
+        self._table.open(ck, now_ms)
         line = self._lines.setdefault(ck.place, deque())
         self._prune(ck.place, line)
         line.append(ck)
@@ -80,7 +83,7 @@ class CheckPointBuffer:
             self._store.schedule_commit()
             return
         now_ms = self._store.log_ms()
-        self._table.ack_buffered(ck, bits, now_ms)
+        self._table.end(ck, bits & ck.waiting, acked=True, log_ms=now_ms)
         self._acked[ck.key] = ck
         if ck.finished:
             self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.superseded))

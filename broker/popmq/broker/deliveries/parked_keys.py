@@ -72,13 +72,8 @@ class ParkedKeys(SnapshotTable):
         self._snapshots = 0
         self._saving = 0
         self._kept: list[bytes] = []
-        # Who hears that a key is parked no more.
-        self.on_unparked: Callable[[ParkedKey], None] = lambda key: None
 
     # -- look up
-
-    def of_topic(self, group_id: int, topic_id: int) -> list[ParkedKey]:
-        return list(self._keys.get((group_id, topic_id), {}).values())
 
     def of_group(self, group_id: int) -> list[ParkedKey]:
         return [
@@ -133,18 +128,19 @@ class ParkedKeys(SnapshotTable):
         self._owner[(parking_id, offset)] = key
         self._count(key, 1)
 
-    def finish_message(self, parking_id: int, offset: int) -> None:
-        """The message at that offset of the parking queue is over."""
+    def finish_message(self, parking_id: int, offset: int) -> ParkedKey | None:
+        """The message at that offset of the parking queue is over. Its key if it was the last: it
+        is parked no more."""
         key = self._owner.pop((parking_id, offset), None)
         if key is None:
-            return
+            return None
         self._keep(key)
         at = next(at for at, (_, one) in enumerate(key.messages) if one == offset)
         del key.messages[at]
         self._count(key, -1)
         if key.state is UnparkAction.DEAD_LETTER and offset < key.action_end_offset:
             key.remaining -= 1
-        self._settle(key)
+        return key if self._settle(key) else None
 
     def set_action(self, key: ParkedKey, what: UnparkAction, until: int) -> None:
         """RESUME, or DEAD_LETTER for the messages that are there now (below `until`)."""
@@ -153,21 +149,30 @@ class ParkedKeys(SnapshotTable):
         key.recount_remaining()
         self._index(key)
 
-    def skip(self, key: ParkedKey, offsets: set[int]) -> None:
-        """These messages of the parking queue are over, unread."""
+    def skip(self, key: ParkedKey, offsets: set[int]) -> bool:
+        """These messages of the parking queue are over, unread. True if there are no others of the
+        key: it is parked no more."""
         self._keep(key)
         key.messages = [one for one in key.messages if one[1] not in offsets]
         for offset in offsets:
             del self._owner[(key.parking_id, offset)]
         self._count(key, -len(offsets))
         key.recount_remaining()
-        self._settle(key)
+        return self._settle(key)
 
-    def drop_topic(self, topic_id: int) -> None:
-        self._drop(lambda key: topic_id in (key.topic_id, key.parking_id))
-
-    def drop_group(self, group_id: int) -> None:
-        self._drop(lambda key: key.group_id == group_id)
+    def drop(self, gone: Callable[[ParkedKey], bool]) -> None:
+        """Their topic or group was deleted."""
+        for place, keys in list(self._keys.items()):
+            for at, key in list(keys.items()):
+                if gone(key):
+                    del keys[at]
+                    key.state = None
+                    self._index(key)
+                    self._count(key, -len(key.messages))
+                    for _, offset in key.messages:
+                        self._owner.pop((key.parking_id, offset), None)
+            if not keys:
+                del self._keys[place]
 
     # -- snapshots (persistence/snapshot.py)
 
@@ -231,7 +236,7 @@ class ParkedKeys(SnapshotTable):
             key.snapshot = self._saving
             self._kept.append(key.encode())
 
-    def _settle(self, key: ParkedKey) -> None:
+    def _settle(self, key: ParkedKey) -> bool:
         """A key is parked no more when none of its messages is left, or goes on waiting."""
         if not key.messages:
             keys = self._keys[(key.group_id, key.topic_id)]
@@ -240,10 +245,11 @@ class ParkedKeys(SnapshotTable):
                 del self._keys[(key.group_id, key.topic_id)]
             key.state = None
             self._index(key)
-            self.on_unparked(key)
-        elif key.state is UnparkAction.DEAD_LETTER and not key.remaining:
+            return True
+        if key.state is UnparkAction.DEAD_LETTER and not key.remaining:
             key.state = None  # what came later waits for a word of its own
             self._index(key)
+        return False
 
     def _index(self, key: ParkedKey) -> None:
         """Enter the key's state where those who act on it look."""
@@ -263,19 +269,6 @@ class ParkedKeys(SnapshotTable):
         self._counts[place] = self._counts.get(place, 0) + more
         if not self._counts[place]:
             del self._counts[place]
-
-    def _drop(self, gone: Callable[[ParkedKey], bool]) -> None:
-        for place, keys in list(self._keys.items()):
-            for at, key in list(keys.items()):
-                if gone(key):
-                    del keys[at]
-                    key.state = None
-                    self._index(key)
-                    self._count(key, -len(key.messages))
-                    for _, offset in key.messages:
-                        self._owner.pop((key.parking_id, offset), None)
-            if not keys:
-                del self._keys[place]
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

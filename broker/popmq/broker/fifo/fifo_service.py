@@ -117,8 +117,8 @@ class FifoService:
         progress = self._progress(want, topic, queue_id)
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
-            for key in self._table.parked.of_topic(want.group.id, topic.id):
-                if key.queue_id == queue_id:
+            for key in self._table.parked.of_group(want.group.id):
+                if (key.topic_id, key.queue_id) == (topic.id, queue_id):
                     progress.order.park(key.name)
         return FifoQueueScan(
             self._store,

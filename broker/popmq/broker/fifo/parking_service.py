@@ -6,11 +6,11 @@ comes later follows.  An operator resumes them, skips their messages, or makes t
 Each move is one record, which is the end of the message in its first place.
 """
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
+from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.parked_keys import ParkedKey
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, UnparkAction
-from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue
 from popmq.broker.fifo.fifo_queue_scan import FifoQueueScan
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
@@ -252,8 +252,8 @@ class ParkingService:
         self._store.guard.check_write()
         keys = [
             key
-            for key in self._table.parked.of_topic(group.id, topic.id)
-            if key.name == name.encode()
+            for key in self._table.parked.of_group(group.id)
+            if key.topic_id == topic.id and key.name == name.encode()
         ]
         if not keys:
             raise Refused(
