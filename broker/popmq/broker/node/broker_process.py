@@ -8,15 +8,14 @@ import fcntl
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.role import BrokerRole as HaRole
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.node.metrics import broker_metrics
-from popmq.broker.node.pacing import BUSY_MS, Pacing, ReplicaPacing
-from popmq.broker.node.replication_metrics import replication_metrics
+from popmq.broker.node.pacing import BUSY_MS, Pacing
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.disk import Disk, RealDisk
@@ -36,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 HAND_OVER_MS = 2_000  # a planned one, at a stop
+# With replicas: orders, and what is told to others, wait for the next step too.
+REPLICA_REST_MS = 25
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -361,3 +362,56 @@ def frame_settings(settings: Settings) -> FrameSettings:
         max_buffered_bytes=settings.frames.max_buffered_bytes,
         max_in_flight=settings.frames.max_in_flight,
     )
+
+
+class ReplicaPacing:
+    """The same for a broker of several; while its role changes, or it copies, it does not rest."""
+
+    def __init__(self, node: BrokerNode, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._broker: Broker | None = None
+        self._rest: Pacing
+
+    def wait_ms(self) -> int:
+        node = self._node
+        if node.changing or node.role not in (HaRole.MASTER, HaRole.SLAVE):
+            return BUSY_MS
+        broker = node.broker
+        if broker is not self._broker:  # another one after each change of roles
+            self._broker, self._rest = broker, Pacing(broker, self._clock)
+        slave = broker.store.slave
+        if slave is not None and slave.applied < broker.store.confirmed:
+            return BUSY_MS
+        return min(self._rest.wait_ms(), REPLICA_REST_MS)
+
+
+def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
+    """Plain numbers of the node, read at each scrape; a broker alone has only its role and epoch."""
+    status = node.status()
+    for role in HaRole:
+        yield reading("replication_role", role is status.role, role.name)
+    yield reading("replication_epoch", status.epoch)
+    if node.solo:
+        return
+    settings = node.settings.replication
+    yield reading("replication_in_sync_replicas", len(status.members))
+    yield reading("replication_min_in_sync_replicas", settings.effective_min_in_sync)
+    yield reading("replication_confirmed_bytes", status.confirmed)
+    yield reading("replication_lag_bytes", status.lag_bytes)
+    for slave in status.slaves:
+        lag = max(0, status.end - slave.acked)
+        yield reading("replication_slave_lag_bytes", lag, slave.node)
+    yield reading("replication_elections", node.elections)
+    yield reading("replication_truncations", node.following.truncations)
+    yield reading("replication_truncated_bytes", node.following.truncated_bytes)
+    tables = node.following.tables
+    yield reading("store_rebuilds", node.rebuilds)
+    yield reading("replication_diverged", tables.diverged)
+    yield reading("replication_differs", tables.differs)
+    yield reading("replication_copying", status.role is HaRole.COPYING)
+    yield reading("replication_copied_percent", node.following.copying.percent)
+    yield reading("replication_copying_bytes", node.following.copying.position)
+    if status.timers is not None:
+        age_ms = max(0, status.now_ms - status.timers.taken_ms)
+        yield reading("timer_checkpoint_age_seconds", age_ms / 1000)

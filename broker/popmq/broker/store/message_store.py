@@ -16,16 +16,16 @@ from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock
-from popmq.broker.log.message_reader import MessageReader
-from popmq.broker.log.queue_unit import UNIT_SIZE, find_unit, index_unit
+from popmq.broker.log.message_reader import MessageReader, find_unit
+from popmq.broker.log.queue_unit import UNIT_SIZE, index_unit
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.log.store_metrics import EpochLogTime, StoreMetrics
 from popmq.broker.persistence.abort_file import ABORT, FOLLOWS, leads, mark_running
 from popmq.broker.persistence.bulk_copy import MessageCopy, put_copies, put_moved
 from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.broker.persistence.index_flusher import IndexFlusher
-from popmq.broker.persistence.log_time import LogTime
-from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryResult
+from popmq.broker.persistence.log_time import LogTime, RecoveryResult
+from popmq.broker.persistence.recovery import ApplyRecord, Recovery
 from popmq.broker.persistence.retention import LiveBody, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler

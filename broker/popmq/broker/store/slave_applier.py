@@ -13,9 +13,9 @@ from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock, whole_records
+from popmq.broker.persistence.log_time import RecoveryResult
 from popmq.broker.persistence.recovery import (
     ApplyRecord,
-    RecoveryResult,
     SlaveRecoveryResult,
     queued,
 )
