@@ -99,7 +99,7 @@ class CheckPointBuffer:
             unwritten, self._unwritten = self._unwritten, {}
             for key, bits in unwritten.items():
                 record = ReviveRecord(ReviveKind.ACK, *key, bits)
-                self._table.apply(record, self._append(record))
+                put_revive(self._store, self._table, record)
 
     def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
         """Of a delivery that the table does not know."""
@@ -213,7 +213,8 @@ class CheckPointBuffer:
 
     def _write_one(self, ck: PopCheckPoint) -> None:
         self.written += 1
-        written_ms = ended_ms = self._append(
+        written_ms = ended_ms = append_revive(
+            self._store,
             ReviveRecord(
                 ReviveKind.CHECK_POINT,
                 ck.epoch,
@@ -227,22 +228,13 @@ class CheckPointBuffer:
                 revive_at_ms=ck.revive_at_ms,
                 client=ck.client,
                 flags=ck.flags,
-            )
+            ),
         )
         if ck.acked:
             ack = ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked)
-            ended_ms = self._append(ack)
+            ended_ms = append_revive(self._store, ack)
         self._acked.pop(ck.key, None)
         self._table.mark_logged(ck, written_ms, ended_ms)
-
-    def _append(self, record: ReviveRecord) -> int:
-        """Returns its log time."""
-        return self._store.put_record(
-            RecordKind.REVIVE,
-            topic_id=topics.REVIVE_TOPIC_ID,
-            queue_id=record.sequence % topics.REVIVE_QUEUES,
-            body=record.encode(),
-        )
 
     def _prune(self, place: GroupQueue, line: deque[PopCheckPoint] | None) -> None:
         """Those that the committed offset passed are over."""
@@ -250,3 +242,20 @@ class CheckPointBuffer:
         while line and (progress is None or line[0].next_offset <= progress.committed):
             line.popleft()
             self.held -= 1
+
+
+def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> int:
+    """Append the record to the revive topic and apply it (D1: at append); returns its log time."""
+    log_ms = append_revive(store, record)
+    table.apply(record, log_ms)
+    return log_ms
+
+
+def append_revive(store: MessageStore, record: ReviveRecord) -> int:
+    """Returns its log time."""
+    return store.put_record(
+        RecordKind.REVIVE,
+        topic_id=topics.REVIVE_TOPIC_ID,
+        queue_id=record.sequence % topics.REVIVE_QUEUES,
+        body=record.encode(),
+    )

@@ -5,6 +5,7 @@ their offsets; a key that is busy holds up nobody else.  What comes back waits i
 there is no retry topic (docs/concepts/pop.md, FIFO groups).
 """
 
+from popmq.broker.deliveries.check_point_buffer import put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.order_info import OrderInfo
@@ -27,7 +28,7 @@ from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_batch import PopBatch
-from popmq.broker.pop.pop_service import PopParams, PopService, put_revive
+from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead

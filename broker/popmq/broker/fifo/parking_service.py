@@ -6,6 +6,7 @@ comes later follows.  An operator resumes them, skips their messages, or makes t
 Each move is one record, which is the end of the message in its first place.
 """
 
+from popmq.broker.deliveries.check_point_buffer import put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.parked_keys import ParkedKey
@@ -16,7 +17,6 @@ from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_metrics import PopMetrics
-from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead

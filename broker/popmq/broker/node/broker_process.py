@@ -387,7 +387,7 @@ class ReplicaPacing:
 
 
 def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
-    """Plain numbers of the node, read at each scrape; a broker alone has only its role and epoch."""
+    """Plain numbers, read at each scrape; a broker alone has only its role and epoch."""
     status = node.status()
     for role in HaRole:
         yield reading("replication_role", role is status.role, role.name)

@@ -7,7 +7,7 @@ which it can be no good any more has its own sentence.
 import struct
 from collections.abc import Sequence
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
 from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
@@ -18,7 +18,7 @@ from popmq.broker.deliveries.pop_check_point import (
     ReviveRecord,
 )
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
+from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -95,7 +95,7 @@ class AckService:
         self._buffer.flush_acks()
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
-        ck = live_check_point(self._table, receipt)
+        ck = self._table.find(receipt.epoch, receipt.sequence)
         if fate is DeliveryStatus.WAITING and ck is not None:
             self._check_offset(ck, receipt.queue_offset, receipt.member)
             self._revive.reject(ck, receipt.member)
@@ -112,7 +112,7 @@ class AckService:
         self._buffer.flush_acks()
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
-        ck = live_check_point(self._table, receipt)
+        ck = self._table.find(receipt.epoch, receipt.sequence)
         if fate is not DeliveryStatus.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)

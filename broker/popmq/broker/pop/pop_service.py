@@ -13,14 +13,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
     PUSH,
-    PopCheckPoint,
     ReviveKind,
     ReviveRecord,
 )
@@ -42,7 +41,7 @@ from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, content_of
 from popmq.common.record.message import RecordKind
-from popmq.common.record.receipt import ReceiptHandle, encode_members, sign_check_point
+from popmq.common.record.receipt import encode_members, sign_check_point
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, is_ordered
 
@@ -426,19 +425,3 @@ def _by_attempt(
 
     for attempt, run in groupby(messages, attempt_of):
         yield attempt, list(run)
-
-
-def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> int:
-    """Append the record to the revive topic and apply it (D1: at append); returns its log time."""
-    log_ms = store.put_record(
-        RecordKind.REVIVE,
-        topic_id=topics.REVIVE_TOPIC_ID,
-        queue_id=record.sequence % topics.REVIVE_QUEUES,
-        body=record.encode(),
-    )
-    table.apply(record, log_ms)
-    return log_ms
-
-
-def live_check_point(table: CheckPointTable, handle: ReceiptHandle) -> PopCheckPoint | None:
-    return table.find(handle.epoch, handle.sequence)

@@ -99,7 +99,8 @@ class SlaveApplier:
 
     def install(self, snapshots: SnapshotScheduler, start: int) -> SnapshotInstall:
         """Begin with a master's snapshot, and its log from `start` on."""
-        return snapshots.install(
+        return SnapshotInstall(
+            snapshots,
             self._log,
             self._commit,
             start=start,
