@@ -2,7 +2,7 @@
 
 Acks of check points that are records wait as bits, so that those of one check point which come
 in requests of their own are one record.  They are applied when that is appended, not before:
-whatever decides by what is acked calls `write_acks` first.
+whatever decides by what is acked asks the buffer for the `table`, which writes them first.
 
 Check points of groups that chose `buffered` wait here before they are records.  A pop of such
 a group writes nothing, so its reply does not wait for the disk.  Its acks do: they leave as one
@@ -92,6 +92,12 @@ class CheckPointBuffer:
     def unwritten_bits(self, key: Key) -> int:
         """The members whose acks wait for their record."""
         return self._unwritten.get(key, 0)
+
+    @property
+    def table(self) -> CheckPointTable:
+        """The check points as of now: no ack waits for its record when this returns."""
+        self.flush_acks()
+        return self._table
 
     def flush_acks(self) -> None:
         """Append a record for each check point that was acked since the last one, and apply it."""

@@ -47,7 +47,7 @@ class AckService:
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
+        self._table = table  # for acks: they know themselves what waits (`unwritten_bits`)
         self._pop = pop
         self._revive = revive
         self._buffer = buffer
@@ -92,10 +92,10 @@ class AckService:
         Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
         nothing changed, when the message has to come from the disk first.
         """
-        self._buffer.flush_acks()
+        table = self._buffer.table
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
-        ck = self._table.find(receipt.epoch, receipt.sequence)
+        ck = table.find(receipt.epoch, receipt.sequence)
         if fate is DeliveryStatus.WAITING and ck is not None:
             self._check_offset(ck, receipt.queue_offset, receipt.member)
             self._revive.reject(ck, receipt.member)
@@ -109,10 +109,10 @@ class AckService:
         this one.  A push consumer's duration is raised to the group's back-off for the
         attempt, because the Node client sends 0 for every failure.
         """
-        self._buffer.flush_acks()
+        table = self._buffer.table
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
-        ck = self._table.find(receipt.epoch, receipt.sequence)
+        ck = table.find(receipt.epoch, receipt.sequence)
         if fate is not DeliveryStatus.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
@@ -139,7 +139,7 @@ class AckService:
             client=ck.client,
             flags=ck.flags & ~AUTO_RENEW,
         )
-        put_revive(self._store, self._table, record)
+        put_revive(self._store, table, record)
         self.changed += 1
         new = ReceiptHandle(
             receipt.broker,
