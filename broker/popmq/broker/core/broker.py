@@ -169,7 +169,7 @@ class Broker:
         )
         self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
         self.sampler = Sampler(
-            *(self.store, self.registry, self.table, self.pops, self.acks, self.timers),
+            *(self.store, self.registry, self.table, self.pops, self.timers),
             *(self.head_times, self.sends.stored_by_topic, settings.reports, clock),
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
@@ -291,7 +291,7 @@ class Broker:
         self.lites.remove_subscriber(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
-        self.acks.by_pair.drop(topic=topic.name)
+        self.pops.acked.drop(topic=topic.name)
         self.audit.topic_gone(topic)
 
     def on_group_deleted(self, group: SubscriptionGroup) -> None:
@@ -300,7 +300,7 @@ class Broker:
         self.polling.answer_all_empty(group_id=group.id)
         self.lites.remove_subscriber(group_id=group.id)
         self.pops.delivered.drop(group=group.name)
-        self.acks.by_pair.drop(group=group.name)
+        self.pops.acked.drop(group=group.name)
 
     # -- inside
 

@@ -35,7 +35,6 @@ class GroupCommit:
         log: CommitLog,
         flusher: Flusher,
         clock: Clock,
-        metrics: StoreMetrics,
         *,
         soon: Callable[[Callable[[], None]], object],
         before_batch: Callable[[], None],
@@ -47,7 +46,7 @@ class GroupCommit:
         self._log = log
         self._flusher = flusher
         self._clock = clock
-        self._metrics = metrics
+        self.metrics = StoreMetrics()  # of the whole store
         self._soon = soon
         self._before_batch = before_batch
         self._on_batch = on_batch
@@ -109,7 +108,7 @@ class GroupCommit:
         """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
         dropped.  The process ends."""
         self.failed = True
-        self._metrics.disk_failed |= isinstance(error, OSError)
+        self.metrics.disk_failed |= isinstance(error, OSError)
         self._on_failure(error)
 
     def _hand_over(self) -> None:
@@ -126,7 +125,7 @@ class GroupCommit:
             return
         self._flushing = True
         self._began_ms = self._clock.boot_ms()
-        records = self._metrics.records
+        records = self.metrics.records
         self._batch_records, self._records = records - self._records, records
         self._on_batch()
         self._flusher.submit(
@@ -179,7 +178,7 @@ class GroupCommit:
                 logger.exception("a reply could not be given")
 
     def _count(self, batch: FlushBatch) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         took_ms = self._clock.boot_ms() - self._began_ms
         metrics.flush_ms.observe(took_ms)
         metrics.flush_records.observe(self._batch_records)

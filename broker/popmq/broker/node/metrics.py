@@ -101,7 +101,7 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
 def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     acks, revive, buffer = broker.acks, broker.revive, broker.buffer
     yield reading("acks", acks.acked)
-    yield from _by_pair("group_messages_acked", acks.by_pair.counts)
+    yield from _by_pair("group_messages_acked", broker.pops.acked.counts)
     yield reading("repeated_acks", acks.repeated)
     yield reading("ack_latency_seconds", acks.latency)
     yield reading("refused_handles", acks.refused)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
-from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     PUSH,
@@ -58,7 +57,6 @@ class AckService:
         self.rejected = 0
         self.refused = 0
         self.changed = 0
-        self.by_pair = GroupTopicCounts()
         self.latency = Histogram(LATENCY_MS, divisor=1_000)
 
     def ack(self, *, topic: str, group: str, handles: Sequence[bytes]) -> list[AckResult]:
@@ -76,7 +74,7 @@ class AckService:
             except PopmqError as error:
                 results.append(AckResult(error.code, str(error)))
         if taken:
-            self.by_pair.add((topic, group), self.acked - before)
+            self._pop.acked.add((topic, group), self.acked - before)
             now_ms = self._store.log_ms()
             for ck, bits in taken.items():
                 self._buffer.ack(ck, bits)

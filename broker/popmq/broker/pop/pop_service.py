@@ -88,7 +88,7 @@ class PopService:
         self._priorities = PriorityOrder(settings.priority_turn)
         self.filters = RecentFilters()
         self.metrics = PopMetrics()
-        self.delivered = GroupTopicCounts()
+        self.delivered, self.acked = GroupTopicCounts(), GroupTopicCounts()
 
     def next_sequence(self) -> int:
         """Check points of one epoch are numbered from 1."""

@@ -19,7 +19,7 @@ from popmq.broker.log.log_block import LogBlock
 from popmq.broker.log.message_reader import MessageReader, find_unit
 from popmq.broker.log.queue_unit import UNIT_SIZE, index_unit
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
-from popmq.broker.log.store_metrics import EpochLogTime, StoreMetrics
+from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.broker.persistence.abort_file import ABORT, FOLLOWS, leads, mark_running
 from popmq.broker.persistence.bulk_copy import MessageCopy, put_copies, put_moved
 from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
@@ -175,12 +175,10 @@ class MessageStore:
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.log_clock = log_clock or LogClock(clock)
         self.reader = MessageReader(self._log, folder, clock, self.log_clock)
-        self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
             threads.flusher,
             clock,
-            self.metrics,
             soon=lambda work: self.call_soon(work),
             before_batch=listener.before_batch,
             on_batch=node.on_batch if node is not None else lambda: None,
@@ -188,6 +186,7 @@ class MessageStore:
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
+        self.metrics = self._commit.metrics
         self.replicas = ReplicaLog(self._log, self._commit, self._on_block, self._before_truncate)
         self.slave: SlaveStore | None = None
         self._node = node
