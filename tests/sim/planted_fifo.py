@@ -24,7 +24,7 @@ def next_while_one_is_in_flight(patch: Patch) -> None:
 
     def held(self: OrderInfo, offset: int, log_ms: int) -> None:
         hold(self, offset, log_ms)
-        self._lines[self._open[offset][0]].held.discard(offset)
+        self._lines[self.open[offset][0]].held.discard(offset)
 
     patch.setattr(OrderInfo, "mark_in_flight", held)
 
@@ -66,7 +66,7 @@ def returned_message_goes_to_the_end(patch: Patch) -> None:
     """What comes back waits behind the later messages of its key."""
 
     def wrong(self: OrderInfo, offset: int) -> None:
-        found = self._open.get(offset)
+        found = self.open.get(offset)
         if found is not None:
             line = self._lines[found[0]]
             line.held.discard(offset)

@@ -30,7 +30,7 @@ class KeyBacklog:
 class OrderInfo:
     def __init__(self, start: int) -> None:
         self.scanned = start  # everything below was looked at
-        self._open: dict[int, tuple[bytes, QueueUnit]] = {}
+        self.open: dict[int, tuple[bytes, QueueUnit]] = {}  # in flight ones included
         self._lines: defaultdict[bytes, KeyBacklog] = defaultdict(KeyBacklog)
         # Heads of available keys.  An entry counts only while it is its line's head and the
         # line has nothing in flight: changes leave old entries behind.
@@ -40,16 +40,9 @@ class OrderInfo:
         self._parked: set[bytes] = set()
         self.followers: dict[bytes, None] = {}
 
-    def __len__(self) -> int:
-        """Open messages that are remembered, in flight ones included."""
-        return len(self._open)
-
-    def __contains__(self, offset: int) -> bool:
-        return offset in self._open
-
     def add_message(self, offset: int, key: bytes, unit: QueueUnit, *, held: bool) -> None:
         """A message that is not over was read; `held` when it is in flight."""
-        self._open[offset] = (key, unit)
+        self.open[offset] = (key, unit)
         line = self._lines[key]
         if held:
             line.held.add(offset)
@@ -79,18 +72,18 @@ class OrderInfo:
         line = self._lines[key]
         heapq.heappop(line.waiting)
         self._offer(key, line)
-        return offset, self._open[offset][1]
+        return offset, self.open[offset][1]
 
     def mark_in_flight(self, offset: int, log_ms: int) -> None:
         """In flight from now on."""
-        line = self._lines[self._open[offset][0]]
+        line = self._lines[self.open[offset][0]]
         line.held.add(offset)
         if line.oldest < 0 or offset < line.oldest:
             line.oldest, line.since_ms = offset, log_ms
 
     def finish(self, offset: int, log_ms: int) -> None:
         """In flight no more, and never again."""
-        found = self._open.pop(offset, None)
+        found = self.open.pop(offset, None)
         if found is None:
             return
         key = found[0]
@@ -103,7 +96,7 @@ class OrderInfo:
     def returned(self, offset: int) -> None:
         """Neither in flight nor taken by `next_ready` any more: it waits for its next attempt,
         before what comes after it."""
-        found = self._open.get(offset)
+        found = self.open.get(offset)
         if found is None:
             return
         line = self._lines[found[0]]
@@ -113,7 +106,7 @@ class OrderInfo:
 
     def skip(self, offset: int) -> None:
         """Nobody gets it; it was taken by `next_ready` or is not in flight."""
-        key, _ = self._open.pop(offset)
+        key, _ = self.open.pop(offset)
         line = self._lines[key]
         if offset in line.waiting:
             line.waiting.remove(offset)
@@ -126,13 +119,13 @@ class OrderInfo:
         """Open messages from `start` to below `end` that are not in flight."""
         return [
             one
-            for one, (key, _) in self._open.items()
+            for one, (key, _) in self.open.items()
             if start <= one < end and one not in self._lines[key].held
         ]
 
     def is_blocked(self, offset: int) -> bool:
         """Whether the message was looked at and waits for others of its key."""
-        found = self._open.get(offset)
+        found = self.open.get(offset)
         if found is None:
             return False
         line = self._lines[found[0]]
@@ -163,7 +156,7 @@ class OrderInfo:
             self.followers.pop(key, None)
             return None
         offset = heapq.heappop(line.waiting)
-        return offset, self._open[offset][1]
+        return offset, self.open[offset][1]
 
     def stuck_keys(self, before_ms: int) -> list[tuple[int, bytes, int]]:
         """(since, key, waiting messages) of keys whose oldest message was delivered first at or
@@ -187,12 +180,12 @@ class OrderInfo:
         for key, line in self._lines.items():
             members = [*line.waiting, *line.held]
             assert len(members) == len(set(members)), f"{key!r}: {members} has one twice"
-            assert all(self._open[offset][0] == key for offset in members)
+            assert all(self.open[offset][0] == key for offset in members)
             if line.waiting and not line.held and key not in self._parked:
                 assert (min(line.waiting), key) in self._ready, f"{key!r} is never offered"
             if line.waiting and key in self._parked:
                 assert key in self.followers, f"{key!r} has followers that stay behind"
-        lost = self._open.keys() - {
+        lost = self.open.keys() - {
             offset for line in self._lines.values() for offset in (*line.waiting, *line.held)
         }
         assert not lost, f"{sorted(lost)[:20]} are open and in no line"

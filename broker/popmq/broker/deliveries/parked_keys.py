@@ -65,7 +65,7 @@ class ParkedKeys(SnapshotTable):
         # By (group, topic), then by (queue, name).
         self._keys: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
         self._owner: dict[tuple[int, int], ParkedKey] = {}  # of each parked message
-        self._counts: dict[tuple[int, int], int] = {}
+        self.counts: dict[tuple[int, int], int] = {}  # parked messages by (group, topic)
         # Keys of which an operator said something that takes time.
         self._resumed: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
         self._dead_lettering: dict[tuple[int, int, int, bytes], ParkedKey] = {}
@@ -88,9 +88,6 @@ class ParkedKeys(SnapshotTable):
 
     def owner(self, parking_id: int, offset: int) -> ParkedKey | None:
         return self._owner.get((parking_id, offset))
-
-    def messages_of(self, group_id: int, topic_id: int) -> int:
-        return self._counts.get((group_id, topic_id), 0)
 
     def parked_queues(self) -> Iterator[tuple[int, int]]:
         """Parking topic and offset of every parked message."""
@@ -215,7 +212,7 @@ class ParkedKeys(SnapshotTable):
         owners: dict[tuple[int, int], ParkedKey] = {}
         resumed: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
         for place, keys in self._keys.items():
-            assert self._counts[place] == sum(len(key.messages) for key in keys.values())
+            assert self.counts[place] == sum(len(key.messages) for key in keys.values())
             for name, key in keys.items():
                 assert key.messages, f"{key.name!r} is parked without a message"
                 assert key.messages == sorted(key.messages)
@@ -226,7 +223,7 @@ class ParkedKeys(SnapshotTable):
                 assert dead == ((*place, *name) in self._dead_lettering)
         assert self._owner == owners, "a parked message without its key"
         assert self._resumed == resumed, "a key was resumed and is not looked at"
-        assert self._counts.keys() == self._keys.keys()
+        assert self.counts.keys() == self._keys.keys()
 
     # -- inside
 
@@ -266,9 +263,9 @@ class ParkedKeys(SnapshotTable):
 
     def _count(self, key: ParkedKey, more: int) -> None:
         place = (key.group_id, key.topic_id)
-        self._counts[place] = self._counts.get(place, 0) + more
-        if not self._counts[place]:
-            del self._counts[place]
+        self.counts[place] = self.counts.get(place, 0) + more
+        if not self.counts[place]:
+            del self.counts[place]
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -76,7 +76,7 @@ class ParkingRecords:
             return
         progress = self._table.progress_for_update((key.group_id, parking_id, 0))
         for offset in sorted(offsets):
-            if progress.order is not None and offset in progress.order:
+            if progress.order is not None and offset in progress.order.open:
                 progress.order.skip(offset)  # over without ever leaving
             progress.finish_delivery([offset], over=True, log_ms=log_ms)
         self._skip(key, offsets)

@@ -251,7 +251,7 @@ class FifoService:
             if offset < before or not confirmed or base.order.has_open_below(key.name, origin):
                 return
             before = offset
-            if offset not in visit.order:
+            if offset not in visit.order.open:
                 unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
                 held = offset in visit.progress.in_flight_offsets
                 visit.order.add_message(offset, key.line, unit, held=held)

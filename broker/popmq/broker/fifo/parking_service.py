@@ -103,7 +103,7 @@ class ParkingService:
         return fits and self._store.guard.copies_allowed and not self._warming
 
     def _has_room(self, place: GroupQueue) -> bool:
-        parked = self._table.parked.messages_of(place[0], place[1])
+        parked = self._table.parked.counts.get(place[:2], 0)
         return parked < self._settings.fifo_parked_messages
 
     def _move_from(self, place: GroupQueue, limit: int) -> int:
