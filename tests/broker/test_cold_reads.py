@@ -366,7 +366,7 @@ async def test_what_operators_ask_about_old_messages_waits_on_another_thread(
 
     disk = ColdDisk()
     process = await broker_with_messages(tmp_path, disk, 3)
-    stored_ms = process.broker.wall_ms()
+    stored_ms = process.broker.clock.wall_ms()
     properties = SystemProperties(message_id="A").SerializeToString()
     entry = hop.PutEntry(MessageType.NORMAL, b"named", properties)
 

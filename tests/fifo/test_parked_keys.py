@@ -309,7 +309,7 @@ def test_a_snapshot_that_was_given_up_leaves_nothing_in_the_next() -> None:
         restored.restore(content)
     (key,) = restored.of_group(1)
     assert key.messages == [(0, 0), (1, 1)]
-    assert restored.messages_of(1, 2) == 2
+    assert restored.counts[1, 2] == 2
 
 
 def test_retention_passes_by_what_was_parked_just_now() -> None:

@@ -6,7 +6,7 @@ them happen with `settle`, or takes some of them away.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from popmq.broker.ha.catch_up_progress import CatchUpProgress
@@ -19,14 +19,21 @@ from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
+from popmq.broker.persistence.state_hashes import Compared
 from popmq.broker.store.message_store import MessageStore, StoreThreads
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import replication_payloads as replication
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
-from popmq.common.protocol.replication_payloads import EpochEntry, MasterTimers
+from popmq.common.protocol.replication_payloads import EpochEntry, MasterTimers, TablesMark
 from popmq.common.record.message import RecordKind
 from popmq.common.settings.replication_settings import ReplicationSettings
-from popmq.common.settings.settings import ClusterSettings, StoreSettings
+from popmq.common.settings.settings import (
+    BrokerSettings,
+    ClusterSettings,
+    Settings,
+    StoreSettings,
+    TimerSettings,
+)
 from popmq.common.step_loop import Done, Work
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.clock import ManualClock
@@ -120,7 +127,9 @@ class Replica:
         self.rebuilds: list[str] = []
         self.broken: list[BaseException] = []
         self.alters: list[AlterSyncStateSet] = []
-        self.reaches_controllers = True
+        self.reachable = True
+        self.copying = CatchUpProgress(16 << 10)
+        self.tables_mark = TablesMark.EQUAL
         self.timers: list[MasterTimers] = []
         self.boot()
 
@@ -135,8 +144,8 @@ class Replica:
             STORE,
             self.world.clock,
             StoreThreads.of_one(self.flusher, self.world.calls.append),
+            node=self,
         )
-        self.store.on_durable = self._durable
         self.store.replicas.keep_tail(1 << 20)
         self.store.open()
         self.store.follow(lambda record: None)
@@ -172,14 +181,11 @@ class Replica:
             self.epochs,
             SnapshotSource(self.disk, "data", self.flusher),
             self.world.settings,
-            log_id=lambda: "the-log",
-            timers=lambda: MasterTimers(epoch, 111, 222, 333),
-            ask=self.alters.append,
-            reachable=lambda: self.reaches_controllers,
+            self,
+            controllers=self,
             now_ms=self.world.clock.boot_ms,
             rng=random.Random(epoch),
         )
-        self.store.replicas.watch(self.side.grown)
         self.store.lead(epoch, EpochStart().encode())
         self.side.durable(self.store.durable)
         return self.side
@@ -193,25 +199,43 @@ class Replica:
         if self.slave is not None:
             self.slave.stop()
         self.port = DirectPort(self.world.calls, master.side)
+        self.copying = CatchUpProgress(16 << 10)
         self.slave = ReplicationClient(
             self.store,
             self.identity,
             self.epochs,
             self.port,
-            self.world.settings,
-            node=self.name,
+            Settings(
+                broker=BrokerSettings(node=self.name),
+                timer=TimerSettings(checkpoint_sync_ms=3_000),
+                replication=self.world.settings,
+            ),
+            self,
             members=frozenset(one.id for one in members),
-            log_id=lambda: "the-log" if self.store.end else "",
-            timer_sync_ms=3_000,
             now_ms=self.world.clock.boot_ms,
-            on_rebuild=self.rebuilds.append,
-            on_broken=self.broken.append,
-            on_timers=self.timers.append,
-            copying=CatchUpProgress(16 << 10),
             snapshot=SnapshotDownload(_no_install),
         )
         self.slave.step()
         return self.port
+
+    @property
+    def log_id(self) -> str:
+        return "the-log" if self.store.end else ""
+
+    def timer_check_point(self) -> MasterTimers:
+        return MasterTimers(self.identity.epoch, 111, 222, 333)
+
+    def alter(self, alter: AlterSyncStateSet) -> None:
+        self.alters.append(alter)
+
+    def on_useless_log(self, reason: str) -> None:
+        self.rebuilds.append(reason)
+
+    def on_broken(self, broken: BaseException) -> None:
+        self.broken.append(broken)
+
+    def on_timers(self, timers: MasterTimers) -> None:
+        self.timers.append(timers)
 
     @property
     def id(self) -> str:
@@ -242,7 +266,23 @@ class Replica:
             whole += file.read(file.size(), 0)
         return whole[: end - start]
 
-    def _durable(self, position: int) -> None:
+    def open_epoch(self, epoch: int, position: int) -> int:
+        return epoch
+
+    def epoch_starts(self) -> Sequence[int]:
+        return ()
+
+    def on_tail_lost(self, position: int, proof: int) -> None:
+        return
+
+    def on_tables_compared(self, compared: Compared) -> None:
+        return
+
+    def on_batch(self) -> None:
+        if self.side is not None:
+            self.side.grown()
+
+    def on_durable(self, position: int) -> None:
         if self.side is not None:
             self.side.durable(position)
         elif self.slave is not None:

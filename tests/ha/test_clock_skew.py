@@ -144,7 +144,7 @@ def test_a_skewed_machine_that_takes_over_deletes_nothing_that_is_seconds_old(
     )
     assert rig.ask(Kind.CREATE_TOPIC, body.SerializeToString()).error is None
     send_all(rig, *BODIES)
-    deadline_ms = rig.master.node.broker.wall_ms() + 5 * MINUTE
+    deadline_ms = rig.master.node.broker.clock.wall_ms() + 5 * MINUTE
     properties = expiry.with_deadline(b"", deadline_ms)
     for topic in ("brief", TOPIC):
         entry = hop.PutEntry(MessageType.NORMAL, b"expires", properties)

@@ -2,6 +2,7 @@
 
 from popmq.broker.ha.controller_clients import ControllerClients
 from popmq.broker.ha.role import GroupRecord, GroupView
+from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
@@ -41,16 +42,29 @@ class Broker:
         self.records: list[GroupRecord] = []
         self.controllers = ControllerClients(
             self.all,
+            self,
             cluster="popmq",
             group="group-a",
             heartbeat_ms=200,
             watches=True,
             now_ms=self.clock.boot_ms,
-            registration=lambda: b"",
-            store_id=lambda: "a",
-            on_view=self.views.append,
-            on_record=self.records.append,
         )
+
+    @property
+    def store_id(self) -> str:
+        return "a"
+
+    def registration(self) -> bytes:
+        return b""
+
+    def on_view(self, view: GroupView) -> None:
+        self.views.append(view)
+
+    def on_record(self, record: GroupRecord) -> None:
+        self.records.append(record)
+
+    def on_cluster(self, reply: pb.RegisterReply) -> None:
+        return
 
     def run(self, ms: int) -> None:
         for _ in range(ms // 10):
@@ -109,10 +123,10 @@ def test_a_request_for_another_set_goes_to_the_next_one_when_one_does_not_know()
         broker.run(100)
         for one in broker.all:
             one.alter = answer
-        broker.controllers.alter(b"")
+        broker.controllers.alter(AlterSyncStateSet(2, 7, frozenset("a")))
         asked = [Kind.ALTER_SYNC_STATE_SET in one.asked for one in broker.all]
         assert sorted(asked) == [False, True]
         broker.all[asked.index(False)].alter = written.SerializeToString()
         broker.run(10)
-        broker.controllers.alter(b"")
+        broker.controllers.alter(AlterSyncStateSet(2, 7, frozenset("a")))
         assert broker.records == [GroupRecord("a", 2, frozenset("ab"), 7)]

@@ -5,8 +5,8 @@ from dataclasses import replace
 from ha.node_rig import TOPIC, Node, Rig
 
 from popmq.broker.ha.role import BrokerRole, GroupRecord
-from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaPacing
-from popmq.broker.node.replication_metrics import replication_metrics
+from popmq.broker.node.broker_process import REPLICA_REST_MS, ReplicaPacing, replication_metrics
+from popmq.broker.node.pacing import BUSY_MS, QUIET_MS
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind

@@ -295,7 +295,7 @@ def test_before_a_controller_answered_no_store_is_rebuilt() -> None:
     rig.stop_controller()
     slave.kill()
     slave.start()
-    slave.node.following._log_is_useless("its log begins elsewhere")
+    slave.node.following.on_useless_log("its log begins elsewhere")
     assert slave.node.following.allowed_rebuild(slave.node.record) is None
 
 
@@ -306,7 +306,7 @@ def test_a_copy_that_was_of_no_use_is_begun_again_after_a_pause() -> None:
     slave.node.identity.renew(copying=True)
     slave.kill()
     slave.start()
-    slave.node.following._log_is_useless("its snapshot is damaged")
+    slave.node.following.on_useless_log("its snapshot is damaged")
     rig.advance(COPY_AGAIN_MS - 100)
     assert slave.node.rebuilds == 0
     rig.advance(200)

@@ -8,7 +8,7 @@ from ha.node_rig import TOPIC, Node, Rig
 from popmq.broker.ha.memory_confirmation import MemoryConfirmation
 from popmq.broker.ha.role import BrokerRole
 from popmq.broker.ha.slave_progress import SlaveProgress
-from popmq.broker.ha.sync_state import SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.ha.sync_state_set_updater import SyncStateSetUpdater
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
@@ -241,6 +241,13 @@ def test_a_candidate_that_fell_behind_is_not_waited_for() -> None:
     assert sync.received == 200
 
 
+class NoController:
+    reachable = True
+
+    def alter(self, alter: AlterSyncStateSet) -> None:
+        return
+
+
 def test_a_candidate_that_is_gone_is_left_out() -> None:
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
@@ -249,11 +256,10 @@ def test_a_candidate_that_is_gone_is_left_out() -> None:
     keeper = SyncStateSetUpdater(
         sync,
         {},
+        NoController(),
         laggard_ms=1_000,
         near_bytes=100,
         began_ms=0,
-        ask=lambda alter: None,
-        reachable=lambda: True,
     )
     keeper.step(end=0, now_ms=10)
     assert not sync.joining

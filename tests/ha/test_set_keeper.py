@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ha.replicas import SETTINGS, DirectPort, World, ask, hello_to, pair, refusal, trio
 
+from popmq.broker.ha.replication_client import Phase
 from popmq.common.errors import Code
 from popmq.common.protocol.messaging_payloads import Kind
 
@@ -85,7 +86,7 @@ def test_a_candidate_is_waited_for_as_long_as_nobody_says_whether_it_was_added()
     b.follow(a)
     world.advance(20)
     assert side.sync.pending == {b.id}
-    a.reaches_controllers = False
+    a.reachable = False
     assert b.port is not None
     b.port.cut = True
     b.slave = None
@@ -173,7 +174,7 @@ def test_a_deposed_master_answers_who_waits() -> None:
     assert b.slave is not None
     side.stop()
     world.settle()
-    assert not b.slave.following
+    assert b.slave.phase is not Phase.FOLLOWING
 
 
 def test_a_port_that_refuses_at_once_is_tried_again_later() -> None:

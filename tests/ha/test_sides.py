@@ -3,6 +3,7 @@
 import pytest
 from ha.replicas import ask, hello_to, pair, refusal, trio
 
+from popmq.broker.ha.replication_client import Phase
 from popmq.common.errors import Code
 from popmq.common.protocol import replication_payloads as replication
 from popmq.common.protocol.messaging_payloads import Kind
@@ -275,7 +276,7 @@ def test_a_block_that_does_not_fit_is_refused_and_the_session_ends(
     assert b.slave is not None
     b.slave._fetched(replication.encode_block(block))
     assert b.store.end == end
-    assert not b.slave.following
+    assert b.slave.phase is not Phase.FOLLOWING
     world.advance(100)
     assert b.log() == a.log()
 

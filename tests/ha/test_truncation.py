@@ -2,6 +2,7 @@
 
 from ha.replicas import World, pair, trio
 
+from popmq.broker.ha.replication_client import Phase
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.protocol.replication_payloads import EpochEntry
 
@@ -157,7 +158,7 @@ def test_an_answer_to_an_older_handshake_cuts_nothing() -> None:
     assert a.store.confirmed == end
     late[0]()
     world.advance(200)
-    assert (b.store.end, b.slave.truncations, b.slave.following) == (end, 0, True)
+    assert (b.store.end, b.slave.truncations, b.slave.phase) == (end, 0, Phase.FOLLOWING)
 
 
 def test_a_slave_cuts_to_where_the_logs_part_and_not_to_what_it_knows_as_confirmed() -> None:

@@ -138,7 +138,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
     store = pair.slave.broker.store
     assert store.slave is not None
     end, served = store.end, []
-    pair.slave.broker.promote(7, lambda: served.append(store.epoch))
+    pair.slave.broker.following.promote(7, lambda: served.append(store.epoch))
     pair.slave.run_until_idle()
     pair.slave.run_steps()
     assert not pair.slave.broker.serving
@@ -155,7 +155,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
 def test_an_epoch_that_the_log_has_already_begins_nothing(pair: Pair) -> None:
     pair.follow()
     with pytest.raises(AssertionError, match="epoch 1 behind epoch 1"):
-        pair.slave.broker.promote(1)
+        pair.slave.broker.following.promote(1)
 
 
 def test_a_slave_fires_nothing_and_the_promoted_one_fires_each_timer_once(pair: Pair) -> None:

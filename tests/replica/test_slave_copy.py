@@ -8,6 +8,7 @@ from replica.pair import SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, received, send_all
 
 from popmq.broker.log.store_checkpoint import read_checkpoint
+from popmq.broker.persistence.wipe import wipe
 from popmq.common.errors import Code
 from popmq.common.topics import MessageType
 from popmq.testing.disk.lying_disk import LyingDisk
@@ -124,7 +125,7 @@ def test_a_store_that_is_wiped_has_nothing_left_but_who_it_is(pair: Pair, tmp_pa
     folder = tmp_path / "slave"
     (folder / "identity").write_text("who it is")
     pair.slave.broker.release_files()
-    pair.slave.broker.wipe()
+    wipe(pair.slave.broker.disk, pair.slave.broker.settings.broker.data)
     left = sorted(path.name for path in folder.rglob("*") if path.is_file())
     assert left == ["identity"]
     pair.slave.start()

@@ -311,7 +311,8 @@ class Life(Account):
             return
         registry = self.core.broker.registry
         topic_id, group_id = registry.topic(topic.name).id, registry.group(group).id
-        for key in self.core.broker.table.parked.of_topic(group_id, topic_id):
+        keys = self.core.broker.table.parked.of_group(group_id)
+        for key in (key for key in keys if key.topic_id == topic_id):
             for origin, at in key.messages:
                 if at not in pair.parked:
                     self.counts["parked"] += 1
@@ -352,9 +353,8 @@ class Life(Account):
                 continue
             self._note_parked(group, topic, pair)
             registry = self.core.broker.registry
-            keys = self.core.broker.table.parked.of_topic(
-                registry.group(group).id, registry.topic(topic.name).id
-            )
+            parked = self.core.broker.table.parked.of_group(registry.group(group).id)
+            keys = [key for key in parked if key.topic_id == registry.topic(topic.name).id]
             if not keys:
                 continue
             key = self.rng.choice(keys)

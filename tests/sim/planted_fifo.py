@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from popmq.broker.deliveries import check_point_snapshot
-from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.check_point_snapshot import TableRestorer
 from popmq.broker.deliveries.offset_ranges import OffsetRanges
 from popmq.broker.deliveries.order_info import OrderInfo
 from popmq.broker.deliveries.parked_keys import ParkedKey, ParkedKeys
@@ -24,7 +24,7 @@ def next_while_one_is_in_flight(patch: Patch) -> None:
 
     def held(self: OrderInfo, offset: int, log_ms: int) -> None:
         hold(self, offset, log_ms)
-        self._line(self.key_of(offset)).held.discard(offset)
+        self._lines[self.open[offset][0]].held.discard(offset)
 
     patch.setattr(OrderInfo, "mark_in_flight", held)
 
@@ -66,7 +66,7 @@ def returned_message_goes_to_the_end(patch: Patch) -> None:
     """What comes back waits behind the later messages of its key."""
 
     def wrong(self: OrderInfo, offset: int) -> None:
-        found = self._open.get(offset)
+        found = self.open.get(offset)
         if found is not None:
             line = self._lines[found[0]]
             line.held.discard(offset)
@@ -109,13 +109,13 @@ def repeated_receive_is_a_new_one(patch: Patch) -> None:
 def repeated_receive_is_a_new_one_after_a_start(patch: Patch) -> None:
     """The attempt ids of check points in a snapshot are not entered."""
 
-    def wrong(self: CheckPointTable) -> None:
-        for ck in self._live.values():
+    def wrong(self: TableRestorer) -> Any:
+        for ck in self._check_points.values():
             ck.attempt_id = 0
-        sort_live(self)
+        return finish(self)
 
-    sort_live = CheckPointTable.sort_live
-    patch.setattr(CheckPointTable, "sort_live", wrong)
+    finish = TableRestorer.finish
+    patch.setattr(TableRestorer, "finish", wrong)
 
 
 def parked_messages_in_the_order_of_parking(patch: Patch) -> None:

@@ -17,7 +17,8 @@ from popmq.broker.log.queue_unit import POSITION_LIMIT, UNIT, QueueUnit
 from popmq.broker.log.segment_file import SegmentFile, SegmentFiles
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.persistence.index_flusher import IndexFlusher
-from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryResult
+from popmq.broker.persistence.log_time import RecoveryResult
+from popmq.broker.persistence.recovery import ApplyRecord, Recovery
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.store import lookup
 from popmq.broker.store.message_store import MessageStore
@@ -167,7 +168,7 @@ def segments_cut_from_the_front(patch: Patch) -> None:
 
     def wrong(self: SegmentFiles, position: int) -> None:
         for start in [start for start in self._files if start > position]:
-            self._remove(start)
+            self._files.pop(start).delete()
         cut(self, position)
 
     patch.setattr(SegmentFiles, "truncate", wrong)

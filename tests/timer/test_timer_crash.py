@@ -45,7 +45,7 @@ class Scenario:
         self.add_some(self.rng.randrange(1, 150))
         self.flush()
         for _ in range(25):
-            rig.files.clear_slot(rig.last_read_ms)
+            rig.files.wheel.clear(rig.last_read_ms)
             rig.last_read_ms += SLOT_MS
         self.add_some(1300)  # some of it is written before the flush
         self.flush()

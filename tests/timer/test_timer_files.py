@@ -89,13 +89,13 @@ def test_a_clean_stop_leaves_everything(rig: Rig) -> None:
 def test_a_slot_that_was_cleared_stays_so(rig: Rig) -> None:
     fill(rig, 80)
     rig.flush()
-    rig.files.clear_slot(0)
-    rig.files.clear_slot(1000)
+    rig.files.wheel.clear(0)
+    rig.files.wheel.clear(1000)
     rig.last_read_ms = 2000
     rig.flush()
     crash(rig)
     assert rig.found() == [unit for unit in rig.added if unit.slot_time_ms >= 2000]
-    assert rig.files.next_occupied(0, 9000) == 2000
+    assert rig.files.wheel.next_occupied(0, 9000) == 2000
 
 
 @pytest.mark.parametrize(("path", "at"), [(WHEEL, 7 * 32 + 20), (WHEEL, 900 * 32)])
@@ -172,7 +172,7 @@ def test_segments_whose_slots_are_over_are_deleted(rig: Rig) -> None:
     rig.flush()
     rig.last_read_ms = 17_000
     for slot in range(17):
-        rig.files.clear_slot(slot * SLOT_MS)
+        rig.files.wheel.clear(slot * SLOT_MS)
     rig.flush()
     rig.now_ms += SETTINGS.clean_ms
     rig.flush()
@@ -382,11 +382,11 @@ def test_the_next_lap_of_the_wheel_finds_its_own_units_only() -> None:
     fill(rig, 120, slots=60)
     rig.flush()
     for slot in range(60):
-        rig.files.clear_slot(slot * SLOT_MS)
+        rig.files.wheel.clear(slot * SLOT_MS)
     rig.last_read_ms = 60_000
     rig.add(61)
     rig.flush()
     crash(rig)
     assert rig.in_slot(1) == []
     assert rig.in_slot(61) == rig.added[-1:]
-    assert rig.files.next_occupied(60_000, SLOTS * SLOT_MS) == 61_000
+    assert rig.files.wheel.next_occupied(60_000, SLOTS * SLOT_MS) == 61_000

@@ -316,9 +316,9 @@ def with_a_damaged_slot(core: CoreBroker) -> None:
     send_all(core, {"A": HOUR // 2, "B": HOUR // 2})
     core.advance(5 * SECOND)
     files = core.broker.timers.files
-    slot = next(files.occupied(core.clock.wall_ms(), 1 << 62))
+    slot = next(files.wheel.occupied(core.clock.wall_ms(), 1 << 62))
     time = slot.time_ms // SECOND
-    files._wheel._dirty[time % 3_600] = (time, slot.first, slot.last, 7)
+    files.wheel._dirty[time % 3_600] = (time, slot.first, slot.last, 7)
 
 
 def test_a_damaged_wheel_is_a_refusal_and_the_next_answer_is_whole(core: CoreBroker) -> None:

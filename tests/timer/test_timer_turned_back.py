@@ -15,7 +15,7 @@ WHEEL_MS = SMALL.timer.wheel_slots * SMALL.timer.slot_ms
 def spread_over_slots(core: CoreBroker) -> int:
     """In how many slots there is something."""
     now_ms = core.clock.wall_ms()
-    return len(list(core.broker.timers.files.occupied(now_ms, now_ms + WHEEL_MS)))
+    return len(list(core.broker.timers.files.wheel.occupied(now_ms, now_ms + WHEEL_MS)))
 
 
 def in_memory(core: CoreBroker) -> int:

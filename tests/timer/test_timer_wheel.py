@@ -17,13 +17,13 @@ def opened(disk: SimDisk, slots: int = SLOTS) -> TimerWheel:
     wheel = TimerWheel(disk, PATH, slots=slots, slot_ms=SLOT_MS)
     if not wheel.load():
         wheel.reset()
-        wheel.begin_file()
+        wheel.file.begin()
     return wheel
 
 
 def flush(wheel: TimerWheel) -> None:
-    wheel.write(wheel.take_dirty())
-    wheel.sync()
+    wheel.file.write(wheel.take_dirty())
+    wheel.file.sync()
     wheel.flushed()
 
 
@@ -103,7 +103,7 @@ def test_what_is_being_flushed_is_read_as_it_will_be(wheel: TimerWheel) -> None:
     wheel.add(5000, 52)
     taken = wheel.take_dirty()
     assert wheel.add(5000, 104) == 52
-    wheel.write(taken)
+    wheel.file.write(taken)
     wheel.flushed()
     assert wheel.get(5000) == Slot(5000, 52, 104, 2)
 

@@ -72,13 +72,13 @@ class Rig:
 
     def in_slot(self, slot: int) -> list[TimerUnit]:
         """The slot's units, oldest first, without where the log keeps them."""
-        lists = self.files.read_slot(slot * SLOT_MS)
+        lists = self.files.log.chain(self.files.wheel.get(slot * SLOT_MS))
         return [unit._replace(prev=-1) for units in lists for unit in units][::-1]
 
     def found(self) -> list[TimerUnit]:
         """What the slots lead to, in the order of the records; each slot's count is right."""
         units = []
-        for slot in self.files.occupied(0, SLOTS * SLOT_MS):
+        for slot in self.files.wheel.occupied(0, SLOTS * SLOT_MS):
             inside = self.in_slot(slot.time_ms // SLOT_MS)
             assert len(inside) == slot.num
             units += inside

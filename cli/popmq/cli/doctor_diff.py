@@ -13,7 +13,7 @@ from popmq.broker.deliveries import check_point_snapshot, parked_keys
 from popmq.broker.deliveries import redriven_dead_letters as redrive
 from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
 from popmq.broker.log import dispatch
-from popmq.broker.log.entry_hash import Row
+from popmq.broker.log.snapshot_table import Row
 from popmq.broker.meta import lite_topics, registry
 from popmq.broker.persistence.snapshot import Snapshot, read_snapshot, snapshot_names
 from popmq.broker.timer import incoming_timers as arrivals

@@ -6,7 +6,6 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 """
 
 import random
-from collections.abc import Callable
 
 from popmq.broker.core.meta_copies import MetaCopies
 from popmq.broker.core.record_applier import RecordApplier
@@ -41,7 +40,6 @@ from popmq.broker.operations.pull_reader import PullReader
 from popmq.broker.operations.redrive_service import RedriveService
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.retention import LiveBody
-from popmq.broker.persistence.wipe import wipe
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up_throttle import CatchUpThrottle
 from popmq.broker.pop.long_polling import LongPolling
@@ -73,10 +71,10 @@ class Broker:
         node: ReplicaListener | None = None,
     ) -> None:
         self.settings = settings
-        self._rng = rng
-        self._disk = disk
-        self._clock = clock
-        self._waits = waits or clock
+        self.rng = rng
+        self.disk = disk
+        self.clock = clock
+        self.waits = waits or clock  # long polls wait on it: nothing moves it, unlike log time
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
@@ -84,12 +82,14 @@ class Broker:
         self.registry = Registry(self.store, self)
         self.directory = MetadataResolver(self.registry, settings)
         self.receipts = SendDeduplication(settings.dedup)
-        self.table = CheckPointTable(settings.pop.revive_step_ms, self._on_unblocked)
+        self.table = CheckPointTable(
+            settings.pop.revive_step_ms, lambda *place: self.arrivals.on_unblocked(*place)
+        )
         self.buffer = CheckPointBuffer(self.store, self.table, settings.pop)
         self.catch_up = CatchUpThrottle(
             percent=settings.pop.catch_up_percent,
             behind_bytes=settings.pop.catch_up_behind_bytes,
-            now_ms=self._waits.boot_ms,
+            now_ms=self.waits.boot_ms,
         )
         self.redriven = RedrivenDeadLetters()
         self.pops = PopService(
@@ -143,8 +143,8 @@ class Broker:
             self.registry,
             self.directory,
             self.polling,
-            self.waits_ms,
-            self.when_confirmed,
+            self.waits.boot_ms,
+            self.buffer.when_confirmed,
         )
         self.timers = Timers(
             self.store,
@@ -169,7 +169,7 @@ class Broker:
         )
         self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
         self.sampler = Sampler(
-            *(self.store, self.registry, self.table, self.pops, self.acks, self.timers),
+            *(self.store, self.registry, self.table, self.pops, self.timers),
             *(self.head_times, self.sends.stored_by_topic, settings.reports, clock),
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
@@ -201,7 +201,7 @@ class Broker:
         What is `judged` of the life before is not judged again: by another start on the same log,
         whose tables these are compared with.
         """
-        self._open()
+        self.open()
         self.store.recover(self.applier.apply)
         self.timers.recover()
         self._begin()
@@ -213,31 +213,14 @@ class Broker:
         self.table.start_epoch(self.store.epoch, start.unanswered_from_ms)
         self._name_log()
 
-    def wipe(self) -> None:
-        """Before a start: remove the store. Its identity has been made anew already (R9)."""
-        wipe(self._disk, self.settings.broker.data)
-
-    def start_slave(self) -> None:
-        """Open what is there, and follow a master's log (core/slave_lifecycle.py)."""
-        self._open()
-        self.following.start()
-
-    def promote(self, epoch: int, on_opened: Callable[[], None] = lambda: None) -> None:
-        """Lead the group from the log's end on; `on_opened` is called once this broker is
-        `serving` (core/slave_lifecycle.py)."""
-        self.following.promote(epoch, on_opened)
-
     @property
     def serving(self) -> bool:
         """Whether this broker is master, and everything before its epoch is confirmed."""
         return self.store.slave is None
 
-    def wall_ms(self) -> int:
-        return self._clock.wall_ms()
-
     def wall_ms_of(self, log_ms: int) -> int:
         """About when that was on the wall clock, for people; 0 stays 0."""
-        return self._clock.wall_ms() - (self.store.log_ms() - log_ms) if log_ms else 0
+        return self.clock.wall_ms() - (self.store.log_ms() - log_ms) if log_ms else 0
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
@@ -266,20 +249,15 @@ class Broker:
         self.lag_watch.step()
         self.audit.step()
         self.sampler.step()
-        done += self.polling.step(self.waits_ms())
-        done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
-        self.lites.step(self.waits_ms())
-        done += self.directory.step(self._clock.boot_ms())
-        done += self.lite_expiry.step(self._clock.boot_ms(), self.store.log_ms())
-        done += self.expiry.step(now_ms=self._clock.boot_ms())
+        done += self.polling.step(self.waits.boot_ms())
+        done += self.transactions.checks.step(
+            now_ms=self.waits.boot_ms(), log_ms=self.store.log_ms()
+        )
+        self.lites.step(self.waits.boot_ms())
+        done += self.directory.step(self.clock.boot_ms())
+        done += self.lite_expiry.step(self.clock.boot_ms(), self.store.log_ms())
+        done += self.expiry.step(now_ms=self.clock.boot_ms())
         return done + self.store.step()
-
-    def waits_ms(self) -> int:
-        """What long polls wait on; a clock that steps cannot move, like log time."""
-        return self._waits.boot_ms()
-
-    def when_confirmed(self, callback: Callable[[], None]) -> None:
-        self.buffer.when_confirmed(callback)
 
     # -- what the store says (StoreListener)
 
@@ -303,9 +281,6 @@ class Broker:
 
     # -- what the tables say
 
-    def _on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
-        self.arrivals.on_unblocked(topic_id, group_id, queue_id)
-
     def on_topic_deleted(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
         self.buffer.forget_deleted()
@@ -316,7 +291,7 @@ class Broker:
         self.lites.remove_subscriber(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
-        self.acks.by_pair.drop(topic=topic.name)
+        self.pops.acked.drop(topic=topic.name)
         self.audit.topic_gone(topic)
 
     def on_group_deleted(self, group: SubscriptionGroup) -> None:
@@ -325,11 +300,12 @@ class Broker:
         self.polling.answer_all_empty(group_id=group.id)
         self.lites.remove_subscriber(group_id=group.id)
         self.pops.delivered.drop(group=group.name)
-        self.acks.by_pair.drop(group=group.name)
+        self.pops.acked.drop(group=group.name)
 
     # -- inside
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open what is there: `start` does, and a slave before it follows (`following.start`)."""
         self.store.open()
         self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
         self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
@@ -370,6 +346,6 @@ class Broker:
 
     def _name_log(self) -> None:
         if not self.registry.log_id:
-            self.registry.set_log_id(self._rng.randbytes(16).hex())
+            self.registry.set_log_id(self.rng.randbytes(16).hex())
         if not self.registry.receipt_key:
-            self.registry.set_receipt_key(self._rng.randbytes(32))
+            self.registry.set_receipt_key(self.rng.randbytes(32))

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from popmq.broker.meta.metadata_resolver import MetadataResolver
-from popmq.broker.meta.registry import Registry
+from popmq.broker.meta.registry import Registry, owned_records
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.settings.settings import Settings
@@ -126,7 +126,7 @@ class MetaCopies:
     def _records(self, state: State) -> Sequence[bytes]:
         """All topics and groups, encoded once for each state: there may be 50,000."""
         if self._listing[0] != state:
-            owned = self._registry.owned_records()
+            owned = owned_records(self._registry)
             self._listing = state, [record.SerializeToString() for record in owned]
         return self._listing[1]
 

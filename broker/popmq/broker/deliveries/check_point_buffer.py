@@ -2,7 +2,7 @@
 
 Acks of check points that are records wait as bits, so that those of one check point which come
 in requests of their own are one record.  They are applied when that is appended, not before:
-whatever decides by what is acked calls `write_acks` first.
+whatever decides by what is acked asks the buffer for the `table`, which writes them first.
 
 Check points of groups that chose `buffered` wait here before they are records.  A pop of such
 a group writes nothing, so its reply does not wait for the disk.  Its acks do: they leave as one
@@ -18,9 +18,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus, GroupQueue
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
 from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.deliveries.queue_progress import GroupQueue
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -63,7 +64,9 @@ class CheckPointBuffer:
     def open(self, record: ReviveRecord) -> None:
         """Hold the check point in memory."""
         now_ms = self._store.log_ms()
-        ck = self._table.open_buffered(record, now_ms)
+        ck = record.check_point(now_ms)
+        ck.buffered = True
+        self._table.open(ck, now_ms)
         line = self._lines.setdefault(ck.place, deque())
         self._prune(ck.place, line)
         line.append(ck)
@@ -80,7 +83,7 @@ class CheckPointBuffer:
             self._store.schedule_commit()
             return
         now_ms = self._store.log_ms()
-        self._table.ack_buffered(ck, bits, now_ms)
+        self._table.end(ck, bits & ck.waiting, acked=True, log_ms=now_ms)
         self._acked[ck.key] = ck
         if ck.finished:
             self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.superseded))
@@ -90,13 +93,19 @@ class CheckPointBuffer:
         """The members whose acks wait for their record."""
         return self._unwritten.get(key, 0)
 
+    @property
+    def table(self) -> CheckPointTable:
+        """The check points as of now: no ack waits for its record when this returns."""
+        self.flush_acks()
+        return self._table
+
     def flush_acks(self) -> None:
         """Append a record for each check point that was acked since the last one, and apply it."""
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
             for key, bits in unwritten.items():
                 record = ReviveRecord(ReviveKind.ACK, *key, bits)
-                self._table.apply(record, self._append(record))
+                put_revive(self._store, self._table, record)
 
     def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
         """Of a delivery that the table does not know."""
@@ -210,7 +219,8 @@ class CheckPointBuffer:
 
     def _write_one(self, ck: PopCheckPoint) -> None:
         self.written += 1
-        written_ms = ended_ms = self._append(
+        written_ms = ended_ms = append_revive(
+            self._store,
             ReviveRecord(
                 ReviveKind.CHECK_POINT,
                 ck.epoch,
@@ -224,22 +234,13 @@ class CheckPointBuffer:
                 revive_at_ms=ck.revive_at_ms,
                 client=ck.client,
                 flags=ck.flags,
-            )
+            ),
         )
         if ck.acked:
             ack = ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked)
-            ended_ms = self._append(ack)
+            ended_ms = append_revive(self._store, ack)
         self._acked.pop(ck.key, None)
         self._table.mark_logged(ck, written_ms, ended_ms)
-
-    def _append(self, record: ReviveRecord) -> int:
-        """Returns its log time."""
-        return self._store.put_record(
-            RecordKind.REVIVE,
-            topic_id=topics.REVIVE_TOPIC_ID,
-            queue_id=record.sequence % topics.REVIVE_QUEUES,
-            body=record.encode(),
-        )
 
     def _prune(self, place: GroupQueue, line: deque[PopCheckPoint] | None) -> None:
         """Those that the committed offset passed are over."""
@@ -247,3 +248,20 @@ class CheckPointBuffer:
         while line and (progress is None or line[0].next_offset <= progress.committed):
             line.popleft()
             self.held -= 1
+
+
+def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> int:
+    """Append the record to the revive topic and apply it (D1: at append); returns its log time."""
+    log_ms = append_revive(store, record)
+    table.apply(record, log_ms)
+    return log_ms
+
+
+def append_revive(store: MessageStore, record: ReviveRecord) -> int:
+    """Returns its log time."""
+    return store.put_record(
+        RecordKind.REVIVE,
+        topic_id=topics.REVIVE_TOPIC_ID,
+        queue_id=record.sequence % topics.REVIVE_QUEUES,
+        body=record.encode(),
+    )

@@ -5,18 +5,15 @@ first, as it was; `number` on the object says for which snapshot that was done a
 """
 
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
+from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
 from popmq.broker.deliveries.pop_check_point import FIFO, PopCheckPoint, member_bits
-from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue, QueueProgress
+from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
 from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.log.snapshot_table import Row, entry_hash
 from popmq.broker.persistence.retention import LiveBody
-
-if TYPE_CHECKING:
-    from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
-    from popmq.broker.deliveries.ended_check_points import Key
 
 _PER_PIECE = 256
 _CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED, _FIFO = b"c", b"p", b"o", b"m", b"f"
@@ -57,7 +54,7 @@ def encode_check_point(ck: PopCheckPoint) -> bytes:
     )
 
 
-def encode_progress(place: "GroupQueue", progress: QueueProgress) -> bytes:
+def encode_progress(place: GroupQueue, progress: QueueProgress) -> bytes:
     head = _QUEUE.pack(
         *place, len(progress.open), progress.committed, progress.cursor, progress.is_logged
     )
@@ -66,7 +63,7 @@ def encode_progress(place: "GroupQueue", progress: QueueProgress) -> bytes:
     )
 
 
-def encode_fifo_progress(place: "GroupQueue", progress: FifoProgress) -> bytes:
+def encode_fifo_progress(place: GroupQueue, progress: FifoProgress) -> bytes:
     attempts = sorted(progress.attempts.items())
     head = _FIFO_QUEUE.pack(
         *place,
@@ -83,13 +80,20 @@ def encode_fifo_progress(place: "GroupQueue", progress: FifoProgress) -> bytes:
 class TableSnapshot:
     """One snapshot of the table while it runs."""
 
-    def __init__(self, table: "CheckPointTable", number: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        check_points: Iterable[PopCheckPoint],
+        progress: Iterable[tuple[GroupQueue, QueueProgress]],
+        moved: RelocatedBodies,
+        outcomes: EndedCheckPoints,
+    ) -> None:
         self.number = number
-        self._check_points = list(table)
-        self._progress = list(table.progress_items())
-        self._moved = table.moved.items()
-        self._outcomes = table.outcomes.order()
-        self._outcome = table.outcomes.get
+        self._check_points = list(check_points)
+        self._progress = list(progress)
+        self._moved = moved.items()
+        self._outcomes = outcomes.order()
+        self._outcome = outcomes.get
         self._kept_check_points: list[bytes] = []
         self._kept_progress: list[bytes] = []
         self._kept_fifo: list[bytes] = []
@@ -100,7 +104,7 @@ class TableSnapshot:
             ck.snapshot = self.number
             self._kept_check_points.append(encode_check_point(ck))
 
-    def keep_progress(self, place: "GroupQueue", progress: QueueProgress) -> None:
+    def keep_progress(self, place: GroupQueue, progress: QueueProgress) -> None:
         """Called before a queue's progress changes, or one of its open check points ends."""
         if progress.snapshot < self.number:
             progress.snapshot = self.number
@@ -146,7 +150,7 @@ class TableSnapshot:
             entry = self._kept_fifo.pop()
             yield _FIFO + entry, _fifo_hash(entry)
 
-    def _outcome_piece(self, outcomes: "Iterator[tuple[int, Key]]") -> bytes:
+    def _outcome_piece(self, outcomes: Iterator[tuple[int, Key]]) -> bytes:
         entries = []
         for log_ms, key in outcomes:
             masks = self._outcome(key)
@@ -174,10 +178,13 @@ def _fifo_hash(entry: bytes) -> int:
 
 
 class TableRestorer:
-    """Puts the pieces of a snapshot back into an empty table."""
+    """What an empty table gets from the pieces of a snapshot."""
 
-    def __init__(self, table: "CheckPointTable") -> None:
-        self._table = table
+    def __init__(self, moved: RelocatedBodies, outcomes: EndedCheckPoints) -> None:
+        self._moved = moved
+        self._outcomes = outcomes
+        self._check_points: dict[Key, PopCheckPoint] = {}
+        self._queues: dict[GroupQueue, QueueProgress] = {}
         self._roots: dict[Key, Key] = {}
         self._places: list[tuple[GroupQueue, int, int, int, list[tuple[int, int, int, bool]]]] = []
 
@@ -192,35 +199,37 @@ class TableRestorer:
             self._fifo(data)
         elif kind == _MOVED:
             for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
-                self._table.moved.apply(LiveBody(topic_id, queue_id, offset, QueueUnit(*unit)))
+                self._moved.apply(LiveBody(topic_id, queue_id, offset, QueueUnit(*unit)))
         else:
             for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
                 acked, revived, moved = masks
-                self._table.outcomes.add(log_ms, (epoch, sequence), (acked, revived, moved))
+                self._outcomes.add(log_ms, (epoch, sequence), (acked, revived, moved))
 
-    def finish(self) -> None:
-        table = self._table
-        table.sort_live()
-        for ck in table:
-            progress = table.progress(*ck.place)
+    def finish(self) -> tuple[dict[Key, PopCheckPoint], dict[GroupQueue, QueueProgress], int]:
+        """Live check points in the order in which they were made, as if the log had been replayed,
+        progress of queues, and how many deliveries are in flight."""
+        live, in_flight = dict(sorted(self._check_points.items())), 0
+        for ck in live.values():
+            progress = self._queues.get(ck.place)
             if ck.flags & FIFO and isinstance(progress, FifoProgress):
                 progress.in_flight_offsets.update(
                     ck.offset_of(member) for member in member_bits(ck.waiting)
                 )
                 progress.in_flight = len(progress.in_flight_offsets)
-                table.in_flight += ck.waiting.bit_count()
+                in_flight += ck.waiting.bit_count()
         for key, root in self._roots.items():
-            table.find_live(key).first_check_point = table.find_live(root)
+            live[key].first_check_point = live[root]
         for place, committed, cursor, logged, opened in self._places:
-            progress = table.start(*place, committed)
+            progress = self._queues[place] = QueueProgress(committed, place)
             progress.cursor, progress.is_logged = cursor, logged
             for epoch, sequence, next_offset, finished in opened:
-                ck = _ended(next_offset) if finished else table.find_live((epoch, sequence))
+                ck = _ended(next_offset) if finished else live[epoch, sequence]
                 ck.place = progress.place
                 progress.open.append(ck)
                 count = (ck.members & ~(ck.acked | ck.revived)).bit_count()
                 progress.in_flight += count
-                table.in_flight += count
+                in_flight += count
+        return live, self._queues, in_flight
 
     def _live(self, fields: tuple[int, ...]) -> None:
         epoch, root_epoch, flags, topic_id, group_id, queue_id, sequence, root_sequence = fields[:8]
@@ -239,7 +248,7 @@ class TableRestorer:
             revived,
             moved,
         )
-        self._table.restore_live(ck)
+        self._check_points[ck.key] = ck
         if root_sequence:
             self._roots[ck.key] = (root_epoch, root_sequence)
         else:
@@ -248,8 +257,8 @@ class TableRestorer:
     def _fifo(self, data: bytes) -> None:
         *place, ranges, attempts, committed, cursor, logged = _FIFO_QUEUE.unpack_from(data)
         group_id, topic_id, queue_id = place
-        progress = self._table.start(group_id, topic_id, queue_id, committed, fifo=True)
-        assert isinstance(progress, FifoProgress)
+        at = (group_id, topic_id, queue_id)
+        progress = self._queues[at] = FifoProgress(committed, at)
         progress.cursor, progress.is_logged = cursor, logged
         middle = _FIFO_QUEUE.size + ranges * _RANGE.size
         for start, end in _RANGE.iter_unpack(data[_FIFO_QUEUE.size : middle]):

@@ -22,13 +22,13 @@ from popmq.broker.deliveries.pop_check_point import (
     ReviveKind,
     ReviveRecord,
 )
-from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
+from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue, QueueProgress
 from popmq.broker.deliveries.receive_attempt_index import ReceiveAttemptIndex
 from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
 from popmq.broker.deliveries.revive_buckets import STEP_MS, ReviveBuckets
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.common.record.message import BadRecord, RevivalToken
 
-GroupQueue = tuple[int, int, int]  # group, topic, queue
 # Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
 _ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
 
@@ -45,7 +45,7 @@ class DeliveryStatus(Enum):
     UNKNOWN = "unknown"
 
 
-class CheckPointTable:
+class CheckPointTable(SnapshotTable):
     table_number = 2
 
     def __init__(
@@ -153,7 +153,7 @@ class CheckPointTable:
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
                 bits = record.members & ended.waiting
-                self._end(
+                self.end(
                     ended,
                     bits,
                     acked=kind is _ACK,
@@ -171,7 +171,7 @@ class CheckPointTable:
             self._take_over(ck, (record.old_epoch, record.link), log_ms)
         else:
             ck.attempt_id = record.old_epoch
-            self._open(ck, log_ms)
+            self.open(ck, log_ms)
             if not record.flags & FIFO:
                 self._logged(ck)
 
@@ -184,17 +184,6 @@ class CheckPointTable:
         progress.committed = max(progress.committed, offset)
         progress.cursor = max(progress.cursor, offset)
         progress.is_logged = max(progress.is_logged, offset)
-
-    def open_buffered(self, record: ReviveRecord, log_ms: int) -> PopCheckPoint:
-        """Apply a check point that is not written yet."""
-        ck = record.check_point(log_ms)
-        ck.buffered = True
-        self._open(ck, log_ms)
-        return ck
-
-    def ack_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
-        """Apply acks of a check point that is not written yet."""
-        self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
 
     def mark_logged(self, ck: PopCheckPoint, written_ms: int, ended_ms: int) -> None:
         """It is a record now, with its acks: the log times of the two records."""
@@ -215,7 +204,7 @@ class CheckPointTable:
         if ck is not None:
             bits = ck.waiting & 1 << token.member
             # Both bits say that it became a dead letter.
-            self._end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
+            self.end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
 
     def reset(
         self,
@@ -257,10 +246,6 @@ class CheckPointTable:
                     self._saving.keep(ck)
                 ck.flags &= ~AUTO_RENEW
 
-    def end_by_reset(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
-        """A reset ended these deliveries, and their messages with them; the others go on."""
-        self._end(ck, bits, log_ms=log_ms)
-
     def _open_at(self, place: GroupQueue, progress: QueueProgress) -> list[PopCheckPoint]:
         """The live check points of one queue, those that changes made included."""
         if isinstance(progress, FifoProgress):
@@ -277,7 +262,7 @@ class CheckPointTable:
         return [*(self._live[key] for key in roots), *after]
 
     def drop_topic(self, topic_id: int) -> None:
-        self.parked.drop_topic(topic_id)
+        self.parked.drop(lambda key: topic_id in (key.topic_id, key.parking_id))
         self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
 
     def drop_queue(self, topic_id: int, queue_id: int, groups: Iterable[int]) -> None:
@@ -286,14 +271,16 @@ class CheckPointTable:
             self._progress.pop((group_id, topic_id, queue_id), None)
 
     def drop_group(self, group_id: int) -> None:
-        self.parked.drop_group(group_id)
+        self.parked.drop(lambda key: key.group_id == group_id)
         self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
 
     # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         self._snapshots += 1
-        self._saving = TableSnapshot(self, self._snapshots)
+        self._saving = TableSnapshot(
+            self._snapshots, self._live.values(), self._progress.items(), self.moved, self.outcomes
+        )
         return self._pieces(self._saving)
 
     def _pieces(self, saving: TableSnapshot) -> Iterator[tuple[bytes, int]]:
@@ -302,27 +289,17 @@ class CheckPointTable:
 
     def restore(self, content: bytes) -> None:
         if self._restorer is None:
-            self._restorer = TableRestorer(self)
+            self._restorer = TableRestorer(self.moved, self.outcomes)
         self._restorer.take(content)
 
     def restored(self) -> None:
         if self._restorer is not None:
-            self._restorer.finish()
+            self._live, self._progress, self.in_flight = self._restorer.finish()
             self._restorer = None
-
-    def find_live(self, key: Key) -> PopCheckPoint:
-        return self._live[key]
-
-    def restore_live(self, ck: PopCheckPoint) -> None:
-        self._live[ck.key] = ck
-
-    def sort_live(self) -> None:
-        """In the order in which they were made, as if the log had been replayed."""
-        self._live = dict(sorted(self._live.items()))
-        for ck in self._live.values():
-            if ck.waiting:  # else it is there for those that changes made of it
-                self.due_times.add(ck)
-            self.receives.add(ck)
+            for ck in self._live.values():
+                if ck.waiting:  # else it is there for those that changes made of it
+                    self.due_times.add(ck)
+                self.receives.add(ck)
 
     def check_invariants(self) -> None:
         """What is in flight is what live check points wait for, by queue and in all.
@@ -347,7 +324,8 @@ class CheckPointTable:
 
     # -- inside
 
-    def _open(self, ck: PopCheckPoint, log_ms: int) -> None:
+    def open(self, ck: PopCheckPoint, log_ms: int) -> None:
+        """It was handed out; one of the buffer's is no record yet."""
         place = ck.place
         fifo = bool(ck.flags & FIFO)
         start = ck.next_offset if fifo else ck.start_offset
@@ -394,7 +372,7 @@ class CheckPointTable:
         if old.first_check_point is not None:
             self._forget(old, log_ms)
 
-    def _end(
+    def end(
         self,
         ck: PopCheckPoint,
         bits: int,
@@ -438,7 +416,9 @@ class CheckPointTable:
             progress.finish_delivery(offsets, over=over, counted=counted, log_ms=log_ms)
             if over:
                 for offset in offsets:
-                    self.parked.finish_message(ck.topic_id, offset)
+                    unparked = self.parked.finish_message(ck.topic_id, offset)
+                    if unparked is not None:
+                        self.parking.on_unparked(unparked)
             self.on_unblocked(ck.topic_id, ck.group_id, ck.queue_id)
             return
         progress.in_flight -= count

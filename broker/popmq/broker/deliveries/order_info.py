@@ -7,6 +7,7 @@ none of its messages is in flight, and its messages leave in the order of their 
 """
 
 import heapq
+from collections import defaultdict
 
 from popmq.broker.log.queue_unit import QueueUnit
 
@@ -22,12 +23,15 @@ class KeyBacklog:
         self.oldest = -1  # in flight or back from it, for as long as it is not over
         self.since_ms = 0  # when `oldest` was delivered first
 
+    def is_head(self, offset: int) -> bool:
+        return not self.held and bool(self.waiting) and self.waiting[0] == offset
+
 
 class OrderInfo:
     def __init__(self, start: int) -> None:
         self.scanned = start  # everything below was looked at
-        self._open: dict[int, tuple[bytes, QueueUnit]] = {}
-        self._lines: dict[bytes, KeyBacklog] = {}
+        self.open: dict[int, tuple[bytes, QueueUnit]] = {}  # in flight ones included
+        self._lines: defaultdict[bytes, KeyBacklog] = defaultdict(KeyBacklog)
         # Heads of available keys.  An entry counts only while it is its line's head and the
         # line has nothing in flight: changes leave old entries behind.
         self._ready: list[tuple[int, bytes]] = []
@@ -36,23 +40,25 @@ class OrderInfo:
         self._parked: set[bytes] = set()
         self.followers: dict[bytes, None] = {}
 
-    def __len__(self) -> int:
-        """Open messages that are remembered, in flight ones included."""
-        return len(self._open)
-
-    def __contains__(self, offset: int) -> bool:
-        return offset in self._open
-
     def add_message(self, offset: int, key: bytes, unit: QueueUnit, *, held: bool) -> None:
         """A message that is not over was read; `held` when it is in flight."""
-        self._open[offset] = (key, unit)
+        self.open[offset] = (key, unit)
+        line = self._lines[key]
         if held:
-            self._line(key).held.add(offset)
-        else:
-            self._wait(offset, key)
+            line.held.add(offset)
+            return
+        heapq.heappush(line.waiting, offset)
+        if line.waiting[0] == offset:
+            self._offer(key, line)
 
-    def key_of(self, offset: int) -> bytes:
-        return self._open[offset][0]
+    def has_ready(self) -> bool:
+        while self._ready:
+            offset, key = self._ready[0]
+            line = self._lines.get(key)
+            if line and key not in self._parked and line.is_head(offset):
+                return True
+            heapq.heappop(self._ready)
+        return False
 
     def next_ready(self) -> tuple[int, QueueUnit] | None:
         """The first message that may leave now, taken out of its line.
@@ -60,39 +66,24 @@ class OrderInfo:
         The caller holds it (its check point was written), gives it back, or passes over it;
         the next of its line may follow it in the same receive.
         """
-        while self._ready:
-            offset, key = heapq.heappop(self._ready)
-            line = self._lines.get(key)
-            if line is None or key in self._parked or not self._is_head(offset, line):
-                continue
-            heapq.heappop(line.waiting)
-            self._offer(key, line)
-            return offset, self._open[offset][1]
-        return None
-
-    def has_ready(self) -> bool:
-        while self._ready:
-            offset, key = self._ready[0]
-            line = self._lines.get(key)
-            if line and key not in self._parked and self._is_head(offset, line):
-                return True
-            heapq.heappop(self._ready)
-        return False
-
-    def release(self, offset: int) -> None:
-        """Taken by `next_ready` but not delivered."""
-        self._wait(offset, self.key_of(offset))
+        if not self.has_ready():
+            return None
+        offset, key = heapq.heappop(self._ready)
+        line = self._lines[key]
+        heapq.heappop(line.waiting)
+        self._offer(key, line)
+        return offset, self.open[offset][1]
 
     def mark_in_flight(self, offset: int, log_ms: int) -> None:
         """In flight from now on."""
-        line = self._line(self.key_of(offset))
+        line = self._lines[self.open[offset][0]]
         line.held.add(offset)
         if line.oldest < 0 or offset < line.oldest:
             line.oldest, line.since_ms = offset, log_ms
 
     def finish(self, offset: int, log_ms: int) -> None:
         """In flight no more, and never again."""
-        found = self._open.pop(offset, None)
+        found = self.open.pop(offset, None)
         if found is None:
             return
         key = found[0]
@@ -103,8 +94,9 @@ class OrderInfo:
         self._settle(key, line)
 
     def returned(self, offset: int) -> None:
-        """In flight no more; waits for its next attempt, before what comes after it."""
-        found = self._open.get(offset)
+        """Neither in flight nor taken by `next_ready` any more: it waits for its next attempt,
+        before what comes after it."""
+        found = self.open.get(offset)
         if found is None:
             return
         line = self._lines[found[0]]
@@ -114,8 +106,8 @@ class OrderInfo:
 
     def skip(self, offset: int) -> None:
         """Nobody gets it; it was taken by `next_ready` or is not in flight."""
-        key, _ = self._open.pop(offset)
-        line = self._line(key)
+        key, _ = self.open.pop(offset)
+        line = self._lines[key]
         if offset in line.waiting:
             line.waiting.remove(offset)
             heapq.heapify(line.waiting)
@@ -127,24 +119,20 @@ class OrderInfo:
         """Open messages from `start` to below `end` that are not in flight."""
         return [
             one
-            for one, (key, _) in self._open.items()
+            for one, (key, _) in self.open.items()
             if start <= one < end and one not in self._lines[key].held
         ]
 
     def is_blocked(self, offset: int) -> bool:
         """Whether the message was looked at and waits for others of its key."""
-        found = self._open.get(offset)
+        found = self.open.get(offset)
         if found is None:
             return False
         line = self._lines[found[0]]
         return found[0] in self._parked or bool(line.held) or line.waiting[:1] != [offset]
 
-    def blocked(self) -> int:
-        """How many messages wait for one of their key that is in flight."""
-        return sum(len(line.waiting) for line in self._lines.values() if line.held)
-
-    def blocked_between(self, start: int, end: int) -> list[int]:
-        """Which of these wait for one of their key that is in flight."""
+    def blocked(self, start: int = 0, end: int = 1 << 64) -> list[int]:
+        """Which messages of these wait for one of their key that is in flight."""
         lines = [line.waiting for line in self._lines.values() if line.held]
         return [one for waiting in lines for one in waiting if start <= one < end]
 
@@ -168,12 +156,7 @@ class OrderInfo:
             self.followers.pop(key, None)
             return None
         offset = heapq.heappop(line.waiting)
-        return offset, self._open[offset][1]
-
-    def finish_undelivered(self, offset: int) -> None:
-        """Over without ever leaving, if it was looked at at all."""
-        if offset in self._open:
-            self.skip(offset)
+        return offset, self.open[offset][1]
 
     def stuck_keys(self, before_ms: int) -> list[tuple[int, bytes, int]]:
         """(since, key, waiting messages) of keys whose oldest message was delivered first at or
@@ -197,27 +180,15 @@ class OrderInfo:
         for key, line in self._lines.items():
             members = [*line.waiting, *line.held]
             assert len(members) == len(set(members)), f"{key!r}: {members} has one twice"
-            assert all(self._open[offset][0] == key for offset in members)
+            assert all(self.open[offset][0] == key for offset in members)
             if line.waiting and not line.held and key not in self._parked:
                 assert (min(line.waiting), key) in self._ready, f"{key!r} is never offered"
             if line.waiting and key in self._parked:
                 assert key in self.followers, f"{key!r} has followers that stay behind"
-        lost = self._open.keys() - {
+        lost = self.open.keys() - {
             offset for line in self._lines.values() for offset in (*line.waiting, *line.held)
         }
         assert not lost, f"{sorted(lost)[:20]} are open and in no line"
-
-    def _line(self, key: bytes) -> KeyBacklog:
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = KeyBacklog()
-        return line
-
-    def _wait(self, offset: int, key: bytes) -> None:
-        line = self._line(key)
-        heapq.heappush(line.waiting, offset)
-        if line.waiting[0] == offset:
-            self._offer(key, line)
 
     def _settle(self, key: bytes, line: KeyBacklog) -> None:
         if line.waiting:
@@ -231,6 +202,3 @@ class OrderInfo:
                 self.followers[key] = None
         elif line.waiting and not line.held:
             heapq.heappush(self._ready, (line.waiting[0], key))
-
-    def _is_head(self, offset: int, line: KeyBacklog) -> bool:
-        return not line.held and bool(line.waiting) and line.waiting[0] == offset

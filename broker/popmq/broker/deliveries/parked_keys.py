@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from popmq.broker.deliveries.pop_check_point import UnparkAction
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 
 _KEY = struct.Struct(
     ">IIIIQBQHI"
@@ -58,27 +58,22 @@ class ParkedKey:
         return head + self.name + b"".join(_MESSAGE.pack(*one) for one in self.messages)
 
 
-class ParkedKeys:
+class ParkedKeys(SnapshotTable):
     table_number = 5
 
     def __init__(self) -> None:
         # By (group, topic), then by (queue, name).
         self._keys: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
         self._owner: dict[tuple[int, int], ParkedKey] = {}  # of each parked message
-        self._counts: dict[tuple[int, int], int] = {}
+        self.counts: dict[tuple[int, int], int] = {}  # parked messages by (group, topic)
         # Keys of which an operator said something that takes time.
         self._resumed: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
         self._dead_lettering: dict[tuple[int, int, int, bytes], ParkedKey] = {}
         self._snapshots = 0
         self._saving = 0
         self._kept: list[bytes] = []
-        # Who hears that a key is parked no more.
-        self.on_unparked: Callable[[ParkedKey], None] = lambda key: None
 
     # -- look up
-
-    def of_topic(self, group_id: int, topic_id: int) -> list[ParkedKey]:
-        return list(self._keys.get((group_id, topic_id), {}).values())
 
     def of_group(self, group_id: int) -> list[ParkedKey]:
         return [
@@ -93,9 +88,6 @@ class ParkedKeys:
 
     def owner(self, parking_id: int, offset: int) -> ParkedKey | None:
         return self._owner.get((parking_id, offset))
-
-    def messages_of(self, group_id: int, topic_id: int) -> int:
-        return self._counts.get((group_id, topic_id), 0)
 
     def parked_queues(self) -> Iterator[tuple[int, int]]:
         """Parking topic and offset of every parked message."""
@@ -133,18 +125,19 @@ class ParkedKeys:
         self._owner[(parking_id, offset)] = key
         self._count(key, 1)
 
-    def finish_message(self, parking_id: int, offset: int) -> None:
-        """The message at that offset of the parking queue is over."""
+    def finish_message(self, parking_id: int, offset: int) -> ParkedKey | None:
+        """The message at that offset of the parking queue is over. Its key if it was the last: it
+        is parked no more."""
         key = self._owner.pop((parking_id, offset), None)
         if key is None:
-            return
+            return None
         self._keep(key)
         at = next(at for at, (_, one) in enumerate(key.messages) if one == offset)
         del key.messages[at]
         self._count(key, -1)
         if key.state is UnparkAction.DEAD_LETTER and offset < key.action_end_offset:
             key.remaining -= 1
-        self._settle(key)
+        return key if self._settle(key) else None
 
     def set_action(self, key: ParkedKey, what: UnparkAction, until: int) -> None:
         """RESUME, or DEAD_LETTER for the messages that are there now (below `until`)."""
@@ -153,21 +146,30 @@ class ParkedKeys:
         key.recount_remaining()
         self._index(key)
 
-    def skip(self, key: ParkedKey, offsets: set[int]) -> None:
-        """These messages of the parking queue are over, unread."""
+    def skip(self, key: ParkedKey, offsets: set[int]) -> bool:
+        """These messages of the parking queue are over, unread. True if there are no others of the
+        key: it is parked no more."""
         self._keep(key)
         key.messages = [one for one in key.messages if one[1] not in offsets]
         for offset in offsets:
             del self._owner[(key.parking_id, offset)]
         self._count(key, -len(offsets))
         key.recount_remaining()
-        self._settle(key)
+        return self._settle(key)
 
-    def drop_topic(self, topic_id: int) -> None:
-        self._drop(lambda key: topic_id in (key.topic_id, key.parking_id))
-
-    def drop_group(self, group_id: int) -> None:
-        self._drop(lambda key: key.group_id == group_id)
+    def drop(self, gone: Callable[[ParkedKey], bool]) -> None:
+        """Their topic or group was deleted."""
+        for place, keys in list(self._keys.items()):
+            for at, key in list(keys.items()):
+                if gone(key):
+                    del keys[at]
+                    key.state = None
+                    self._index(key)
+                    self._count(key, -len(key.messages))
+                    for _, offset in key.messages:
+                        self._owner.pop((key.parking_id, offset), None)
+            if not keys:
+                del self._keys[place]
 
     # -- snapshots (persistence/snapshot.py)
 
@@ -205,15 +207,12 @@ class ParkedKeys:
         self._count(key, len(key.messages))
         self._index(key)
 
-    def restored(self) -> None:
-        return
-
     def check_invariants(self) -> None:
         """Each parked message has its one key, and each key that is acted on is looked at."""
         owners: dict[tuple[int, int], ParkedKey] = {}
         resumed: dict[tuple[int, int], dict[tuple[int, bytes], ParkedKey]] = {}
         for place, keys in self._keys.items():
-            assert self._counts[place] == sum(len(key.messages) for key in keys.values())
+            assert self.counts[place] == sum(len(key.messages) for key in keys.values())
             for name, key in keys.items():
                 assert key.messages, f"{key.name!r} is parked without a message"
                 assert key.messages == sorted(key.messages)
@@ -224,7 +223,7 @@ class ParkedKeys:
                 assert dead == ((*place, *name) in self._dead_lettering)
         assert self._owner == owners, "a parked message without its key"
         assert self._resumed == resumed, "a key was resumed and is not looked at"
-        assert self._counts.keys() == self._keys.keys()
+        assert self.counts.keys() == self._keys.keys()
 
     # -- inside
 
@@ -234,7 +233,7 @@ class ParkedKeys:
             key.snapshot = self._saving
             self._kept.append(key.encode())
 
-    def _settle(self, key: ParkedKey) -> None:
+    def _settle(self, key: ParkedKey) -> bool:
         """A key is parked no more when none of its messages is left, or goes on waiting."""
         if not key.messages:
             keys = self._keys[(key.group_id, key.topic_id)]
@@ -243,10 +242,11 @@ class ParkedKeys:
                 del self._keys[(key.group_id, key.topic_id)]
             key.state = None
             self._index(key)
-            self.on_unparked(key)
-        elif key.state is UnparkAction.DEAD_LETTER and not key.remaining:
+            return True
+        if key.state is UnparkAction.DEAD_LETTER and not key.remaining:
             key.state = None  # what came later waits for a word of its own
             self._index(key)
+        return False
 
     def _index(self, key: ParkedKey) -> None:
         """Enter the key's state where those who act on it look."""
@@ -263,22 +263,9 @@ class ParkedKeys:
 
     def _count(self, key: ParkedKey, more: int) -> None:
         place = (key.group_id, key.topic_id)
-        self._counts[place] = self._counts.get(place, 0) + more
-        if not self._counts[place]:
-            del self._counts[place]
-
-    def _drop(self, gone: Callable[[ParkedKey], bool]) -> None:
-        for place, keys in list(self._keys.items()):
-            for at, key in list(keys.items()):
-                if gone(key):
-                    del keys[at]
-                    key.state = None
-                    self._index(key)
-                    self._count(key, -len(key.messages))
-                    for _, offset in key.messages:
-                        self._owner.pop((key.parking_id, offset), None)
-            if not keys:
-                del self._keys[place]
+        self.counts[place] = self.counts.get(place, 0) + more
+        if not self.counts[place]:
+            del self.counts[place]
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -5,25 +5,41 @@ says what is to become of a key; a dead letter out of a parking topic ends one m
 Part of the check-point table's `apply`: a function of the log.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from popmq.broker.deliveries.parked_keys import ParkedKey, ParkedKeys
-from popmq.broker.deliveries.pop_check_point import ReviveRecord, UnparkAction, member_bits
-from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.deliveries.pop_check_point import (
+    PopCheckPoint,
+    ReviveRecord,
+    UnparkAction,
+    member_bits,
+)
+from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue, QueueProgress
 
-if TYPE_CHECKING:
-    from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
+
+class Deliveries(Protocol):
+    """What of the check-point table these records change."""
+
+    on_unblocked: Callable[[int, int, int], None]
+
+    def __iter__(self) -> Iterator[PopCheckPoint]: ...
+
+    def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None: ...
+
+    def progress_for_update(self, place: GroupQueue) -> FifoProgress: ...
+
+    def end(self, ck: PopCheckPoint, bits: int, *, log_ms: int) -> None: ...
 
 
 class ParkingRecords:
-    def __init__(self, table: "CheckPointTable", parked: ParkedKeys) -> None:
+    def __init__(self, table: Deliveries, parked: ParkedKeys) -> None:
         self._table = table
         self._parked = parked
-        parked.on_unparked = self._unparked
 
     def park(
         self,
-        place: "GroupQueue",
+        place: GroupQueue,
         parking_id: int,
         name: bytes,
         *,
@@ -60,22 +76,19 @@ class ParkingRecords:
             return
         progress = self._table.progress_for_update((key.group_id, parking_id, 0))
         for offset in sorted(offsets):
-            if progress.order is not None:
-                progress.order.finish_undelivered(offset)
+            if progress.order is not None and offset in progress.order.open:
+                progress.order.skip(offset)  # over without ever leaving
             progress.finish_delivery([offset], over=True, log_ms=log_ms)
-        if len(offsets) == 1:
-            self._parked.finish_message(parking_id, min(offsets))
-        else:
-            self._parked.skip(key, offsets)
+        self._skip(key, offsets)
 
-    def reset(self, place: "GroupQueue", offset: int, log_ms: int) -> None:
+    def reset(self, place: GroupQueue, offset: int, log_ms: int) -> None:
         """The group reads the queue on from `offset`: it finds there again what was parked of it
         from there on.  Or the queue is a parking queue: what stands there below it is over."""
         group_id, topic_id, queue_id = place
         for key in self._parked.of_group(group_id):
             if key.parking_id == topic_id:
                 if gone := {at for _, at in key.messages if at < offset}:
-                    self._parked.skip(key, gone)  # its deliveries have ended with the reset
+                    self._skip(key, gone)  # its deliveries have ended with the reset
             elif (key.topic_id, key.queue_id) == (topic_id, queue_id):
                 self._drop(key, {at for origin, at in key.messages if origin >= offset}, log_ms)
 
@@ -86,14 +99,18 @@ class ParkingRecords:
         if held:
             self._take_back(parking, held, log_ms)
 
-    def _take_back(self, parking: "GroupQueue", offsets: set[int], log_ms: int) -> None:
+    def _take_back(self, parking: GroupQueue, offsets: set[int], log_ms: int) -> None:
         """End these deliveries, and their messages with them."""
         for ck in [ck for ck in self._table if ck.place == parking]:
             members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
             bits = sum(1 << member for member in members)
-            self._table.end_by_reset(ck, bits & ck.waiting, log_ms)
+            self._table.end(ck, bits & ck.waiting, log_ms=log_ms)
 
-    def _unparked(self, key: ParkedKey) -> None:
+    def _skip(self, key: ParkedKey, offsets: set[int]) -> None:
+        if self._parked.skip(key, offsets):
+            self.on_unparked(key)
+
+    def on_unparked(self, key: ParkedKey) -> None:
         progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)
         if isinstance(progress, FifoProgress) and progress.order is not None:
             progress.order.unpark(key.name)

@@ -11,6 +11,8 @@ from popmq.broker.deliveries.offset_ranges import OffsetRanges
 from popmq.broker.deliveries.order_info import OrderInfo
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint
 
+GroupQueue = tuple[int, int, int]  # group, topic, queue
+
 
 class QueueProgress:
     """One group in one queue: where it reads on, and what it has open."""
@@ -20,7 +22,7 @@ class QueueProgress:
         *("in_flight", "is_logged", "open", "place", "snapshot"),
     )
 
-    def __init__(self, start: int, place: tuple[int, int, int]) -> None:
+    def __init__(self, start: int, place: GroupQueue) -> None:
         self.place = place  # group, topic, queue
         self.committed = start
         self.cursor = start
@@ -76,7 +78,7 @@ class FifoProgress(QueueProgress):
         "park_check_ms",
     )
 
-    def __init__(self, start: int, place: tuple[int, int, int]) -> None:
+    def __init__(self, start: int, place: GroupQueue) -> None:
         super().__init__(start, place)
         self.finished = OffsetRanges()
         self.in_flight_offsets: set[int] = set()
@@ -160,14 +162,14 @@ class FifoProgress(QueueProgress):
         at, kept = self.retained_below(low)
         if low <= at:
             return 0, 0
-        blocked = self.order.blocked_between(at, low) if self.order is not None else []
+        blocked = self.order.blocked(at, low) if self.order is not None else []
         gone = low - at - self.finished.count(at, low) - len(kept)
         return gone, len(set(blocked).difference(kept))
 
     @property
     def blocked(self) -> int:
         """Of those that wait, those behind one of their key that is in flight."""
-        return self.order.blocked() if self.order is not None else 0
+        return len(self.order.blocked()) if self.order is not None else 0
 
     def waiting(self, count: int) -> int:
         """Of `count` messages in the queue, those neither over nor in flight."""

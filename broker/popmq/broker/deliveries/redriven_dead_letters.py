@@ -10,14 +10,13 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import pairwise
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
 from popmq.common.record.message import RevivalToken
 
 _RUN = struct.Struct(">IQQ")  # dead-letter topic, first offset, end offset
-_PER_PIECE = 512
 
 
-class RedrivenDeadLetters:
+class RedrivenDeadLetters(SnapshotTable):
     """Which dead letters were redriven: runs of offsets by dead-letter topic."""
 
     table_number = 4
@@ -63,23 +62,15 @@ class RedrivenDeadLetters:
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         runs = [
-            _RUN.pack(topic_id, start, end)
+            (topic_id, start, end)
             for topic_id, borders in self._borders.items()
             for start, end in zip(borders[::2], borders[1::2], strict=True)
         ]
-        return self._pieces(runs)
-
-    def _pieces(self, runs: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        for at in range(0, len(runs), _PER_PIECE):
-            some = runs[at : at + _PER_PIECE]
-            yield b"".join(some), sum(map(entry_hash, some))
+        return snapshot_pieces(runs, lambda run: _RUN.pack(*run))
 
     def restore(self, content: bytes) -> None:
         for topic_id, start, end in _RUN.iter_unpack(content):
             self._borders.setdefault(topic_id, []).extend((start, end))
-
-    def restored(self) -> None:
-        return
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import NamedTuple
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
-from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue
 from popmq.broker.diagnostics.audit_ledger import AuditLedger, DeliveryEndCounts
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord

@@ -8,9 +8,9 @@ with those tables but the layout of the records.
 import struct
 from dataclasses import dataclass, field
 
-from popmq.broker.deliveries.check_point_table import GroupQueue
 from popmq.broker.deliveries.ended_check_points import Key
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE, ReviveKind
+from popmq.broker.deliveries.queue_progress import GroupQueue
 from popmq.common.record.message import RecordKind, RevivalToken
 
 # The record header, and behind it the body of pop_check_point.py.

@@ -86,7 +86,7 @@ class Explainer:
         if told is None and last_try:
             told = self._passed_over_again(first, group, evidence)
         if told is None:
-            told = self._unknown(first, group, evidence)
+            told = _unknown(first, group, evidence)
         told.proofs.insert(0, first.proof)
         return told
 
@@ -114,7 +114,7 @@ class Explainer:
             )
         else:
             evidence = yield from self._evidence(copy, group)
-            told = self._at_place(copy, group, evidence) or self._unknown(copy, group, evidence)
+            told = self._at_place(copy, group, evidence) or _unknown(copy, group, evidence)
         told.proofs[:0] = [first.proof, copy.proof]
         return told
 
@@ -394,14 +394,13 @@ class Explainer:
             proofs,
         )
 
-    def _unknown(
-        self, copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence
-    ) -> Explanation:
-        text = "it was handed out, and neither an ack nor a later copy of it was found"
-        if not evidence.complete:
-            text = f"no answer within {evidence.scanned} records behind it"
-        proofs = _handed_proofs(evidence)
-        return over(group, State.UNKNOWN, 0, copy.message.attempt, text, proofs)
+
+def _unknown(copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence) -> Explanation:
+    text = "it was handed out, and neither an ack nor a later copy of it was found"
+    if not evidence.complete:
+        text = f"no answer within {evidence.scanned} records behind it"
+    proofs = _handed_proofs(evidence)
+    return over(group, State.UNKNOWN, 0, copy.message.attempt, text, proofs)
 
 
 def _handed_proofs(evidence: Evidence) -> list[Proof]:

@@ -19,7 +19,6 @@ from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.meta.registry import Registry
 from popmq.broker.operations.resumable_reads import ResumableRead, read
-from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_forecast import BUCKETS_MS
@@ -67,7 +66,6 @@ class Sampler:
         registry: Registry,
         table: CheckPointTable,
         pops: PopService,
-        acks: AckService,
         timers: Timers,
         head_times: HeadTimes,
         stored_by_topic: dict[str, int],
@@ -78,7 +76,6 @@ class Sampler:
         self._registry = registry
         self._table = table
         self._pops = pops
-        self._acks = acks
         self._timers = timers
         self._head_times = head_times
         self._stored_by_topic = stored_by_topic
@@ -146,7 +143,7 @@ class Sampler:
             if first:  # what is counted for the pair stands once, so that rows can be summed
                 row[2] |= OffsetFlag.FIRST
                 row[-2] = self._pops.delivered.counts.get(pair, 0)
-                row[-1] = self._acks.by_pair.counts.get(pair, 0)
+                row[-1] = self._pops.acked.counts.get(pair, 0)
                 first = False
             if queue.head >= 0:
                 head = Head(queue.topic.id, queue.queue_id, queue.head)

@@ -26,7 +26,13 @@ from popmq.broker.doctor.finding_texts import (
     snapshot_ahead_finding,
     stranger_finding,
 )
-from popmq.broker.doctor.index_check import IndexCheck, QueueKey, expected_unit, unit_position
+from popmq.broker.doctor.index_check import (
+    IndexCheck,
+    QueueKey,
+    expected_unit,
+    stored_unit,
+    unit_position,
+)
 from popmq.broker.doctor.log_walk import LogWalk, segment_bytes_of
 from popmq.broker.doctor.rehearsal import RehearsalResult, Rehearse
 from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
@@ -336,7 +342,7 @@ class _Examination:
                 continue
             if header.position >= after.kept_end:
                 continue
-            if dispatch.queue(*key).verified_unit(header.queue_offset) != expected_unit(record):
+            if stored_unit(dispatch.queue(*key), record) != expected_unit(record):
                 wrong.add(key)
         for key in alive - wrong:
             queue, checked = dispatch.queue(*key), self._index.queues[key]

@@ -9,8 +9,10 @@ import re
 from dataclasses import dataclass, field
 
 from popmq.broker.doctor.log_walk import Record
+from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import (
     POSITION_LIMIT,
+    UNIT,
     UNIT_SIZE,
     index_unit,
     queue_seed,
@@ -193,6 +195,15 @@ def unit_position(unit: bytes, unit_size: int) -> int:
     if unit_size == UNIT_SIZE:
         return int.from_bytes(unit[:8], "big") % POSITION_LIMIT
     return int.from_bytes(unit[_RECORD_POSITION_AT : _RECORD_POSITION_AT + 8], "big")
+
+
+def stored_unit(queue: ConsumeQueue, record: Record) -> bytes:
+    """What the queue hands out for the record; mended if it has to be."""
+    offset = record.header.queue_offset
+    if record.header.kind == RecordKind.REVIVE:
+        return queue.raw(offset, 1)
+    units = queue.units(offset, 1)
+    return UNIT.pack(*units[0]) if units else b""
 
 
 def expected_unit(record: Record) -> bytes:

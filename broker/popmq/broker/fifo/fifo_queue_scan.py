@@ -57,7 +57,7 @@ class FifoQueueScan:
     @property
     def full(self) -> bool:
         """At the bound of open messages: nothing more is looked at until some are over."""
-        return len(self.order) >= self._open_limit
+        return len(self.order.open) >= self._open_limit
 
     @property
     def rest(self) -> int:
@@ -89,7 +89,7 @@ class FifoQueueScan:
                 continue
             first = not batch.deliveries and not taken
             if unit.size > batch.bytes_left and not first:
-                self.order.release(offset)
+                self.order.returned(offset)
                 break
             batch.bytes_left -= unit.size
             taken.append(found)
@@ -102,7 +102,7 @@ class FifoQueueScan:
             messages = self._messages(missing)
         except ColdRead:
             for offset, _ in taken:
-                self.order.release(offset)
+                self.order.returned(offset)
             raise
         for (offset, _), message in zip(missing, messages, strict=True):
             if self._is_wanted(message):
@@ -117,7 +117,7 @@ class FifoQueueScan:
         at, kept = progress.retained_below(low)
         if low <= at:
             return
-        unknown = [offset for offset in kept if offset not in order]
+        unknown = [offset for offset in kept if offset not in order.open]
         units = [(one, self._bodies.unit_at((*self._place, one), wait=False)) for one in unknown]
         self._enter(units)
         for offset in set(order.waiting_between(at, low)).difference(kept):
@@ -143,7 +143,7 @@ class FifoQueueScan:
         if over_end > offset:
             order.scanned = over_end
             return True
-        limit = min(_READ_UNITS, self.left, self._open_limit - len(order))
+        limit = min(_READ_UNITS, self.left, self._open_limit - len(order.open))
         next_over = progress.finished.next_start(offset)
         if next_over is not None:
             limit = min(limit, next_over - offset)

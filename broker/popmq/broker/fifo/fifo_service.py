@@ -5,6 +5,7 @@ their offsets; a key that is busy holds up nobody else.  What comes back waits i
 there is no retry topic (docs/concepts/pop.md, FIFO groups).
 """
 
+from popmq.broker.deliveries.check_point_buffer import put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.order_info import OrderInfo
@@ -27,7 +28,7 @@ from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_batch import PopBatch
-from popmq.broker.pop.pop_service import PopParams, PopService, put_revive
+from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
@@ -117,8 +118,8 @@ class FifoService:
         progress = self._progress(want, topic, queue_id)
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
-            for key in self._table.parked.of_topic(want.group.id, topic.id):
-                if key.queue_id == queue_id:
+            for key in self._table.parked.of_group(want.group.id):
+                if (key.topic_id, key.queue_id) == (topic.id, queue_id):
                     progress.order.park(key.name)
         return FifoQueueScan(
             self._store,
@@ -250,7 +251,7 @@ class FifoService:
             if offset < before or not confirmed or base.order.has_open_below(key.name, origin):
                 return
             before = offset
-            if offset not in visit.order:
+            if offset not in visit.order.open:
                 unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
                 held = offset in visit.progress.in_flight_offsets
                 visit.order.add_message(offset, key.line, unit, held=held)

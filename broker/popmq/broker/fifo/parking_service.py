@@ -6,17 +6,17 @@ comes later follows.  An operator resumes them, skips their messages, or makes t
 Each move is one record, which is the end of the message in its first place.
 """
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
+from popmq.broker.deliveries.check_point_buffer import put_revive
+from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.parked_keys import ParkedKey
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, UnparkAction
-from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue
 from popmq.broker.fifo.fifo_queue_scan import FifoQueueScan
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_metrics import PopMetrics
-from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
@@ -103,7 +103,7 @@ class ParkingService:
         return fits and self._store.guard.copies_allowed and not self._warming
 
     def _has_room(self, place: GroupQueue) -> bool:
-        parked = self._table.parked.messages_of(place[0], place[1])
+        parked = self._table.parked.counts.get(place[:2], 0)
         return parked < self._settings.fifo_parked_messages
 
     def _move_from(self, place: GroupQueue, limit: int) -> int:
@@ -145,7 +145,7 @@ class ParkingService:
         try:
             (message,) = self._store.reader.read([where], wait=False)
         except ColdRead:
-            order.release(offset)
+            order.returned(offset)
             raise
         expired = not isinstance(message, DamagedMessage) and self._store.reader.is_expired(message)
         if isinstance(message, DamagedMessage) or expired:
@@ -252,8 +252,8 @@ class ParkingService:
         self._store.guard.check_write()
         keys = [
             key
-            for key in self._table.parked.of_topic(group.id, topic.id)
-            if key.name == name.encode()
+            for key in self._table.parked.of_group(group.id)
+            if key.topic_id == topic.id and key.name == name.encode()
         ]
         if not keys:
             raise Refused(

@@ -62,7 +62,7 @@ class SqlParser:
         token = self._next
         node = self._truth(token, self._or())
         if self._next.word is not TokenType.END:
-            raise self._unexpected("AND, OR or the end")
+            raise _unexpected(self._next, "AND, OR or the end")
         return node
 
     # -- the joints
@@ -123,7 +123,7 @@ class SqlParser:
             )
         inner = read()
         if not self._take(")"):
-            raise self._unexpected(expected)
+            raise _unexpected(self._next, expected)
         self._depth -= 1
         return inner
 
@@ -136,13 +136,13 @@ class SqlParser:
         if self._take("IS"):
             turned = self._take("NOT")
             if not self._take("NULL"):
-                raise self._unexpected("NULL, as in IS [NOT] NULL")
+                raise _unexpected(self._next, "NULL, as in IS [NOT] NULL")
             return Not(IsNull(left)) if turned else IsNull(left)
         turned = self._take("NOT")
         node = self._of_property(token, left)
         if node is None:
             if turned:
-                raise self._unexpected("BETWEEN, IN, LIKE, CONTAINS, STARTSWITH or ENDSWITH")
+                raise _unexpected(self._next, "BETWEEN, IN, LIKE, CONTAINS, STARTSWITH or ENDSWITH")
             return left
         return Not(node) if turned else node
 
@@ -186,7 +186,7 @@ class SqlParser:
         low = self._operand()
         _check_comparable(ComparisonOperator.LESS, first, low)
         if not self._take("AND"):
-            raise self._unexpected("AND, as in BETWEEN low AND high")
+            raise _unexpected(self._next, "AND, as in BETWEEN low AND high")
         second = self._next
         high = self._operand()
         _check_comparable(ComparisonOperator.LESS, second, high)
@@ -205,7 +205,7 @@ class SqlParser:
 
     def _list(self) -> tuple[str | Number, ...]:
         if not self._take("("):
-            raise self._unexpected("'(' after IN")
+            raise _unexpected(self._next, "'(' after IN")
         values: list[str | Number] = []
         while True:
             token = self._next
@@ -217,7 +217,7 @@ class SqlParser:
             if self._take(")"):
                 return tuple(values)
             if not self._take(","):
-                raise self._unexpected("',' or ')' in the list of IN")
+                raise _unexpected(self._next, "',' or ')' in the list of IN")
 
     def _like(self, name: str) -> Like:
         pattern = self._text("after LIKE")
@@ -255,7 +255,9 @@ class SqlParser:
             case TokenType.SIGN if token.text == "(":
                 return self._within(token, self._operand, "')'")
         self._at -= 1
-        raise self._unexpected("a property, a text in single quotes, a number, TRUE or FALSE")
+        raise _unexpected(
+            self._next, "a property, a text in single quotes, a number, TRUE or FALSE"
+        )
 
     def _signed(self, sign: Token) -> Constant:
         token = self._next
@@ -267,7 +269,7 @@ class SqlParser:
     def _text(self, where: str) -> Token:
         token = self._next
         if token.word is not TokenType.TEXT:
-            raise self._unexpected(f"a text in single quotes {where}")
+            raise _unexpected(self._next, f"a text in single quotes {where}")
         self._at += 1
         return token
 
@@ -286,11 +288,11 @@ class SqlParser:
         self._at += found
         return found
 
-    def _unexpected(self, expected: str) -> Exception:
-        token = self._next
-        if token.word is TokenType.SIGN and token.text in "+-":
-            return bad_expression(token.column, f"there is no arithmetic: {token.shown}")
-        return bad_expression(token.column, f"expected {expected}, found {token.shown}")
+
+def _unexpected(token: Token, expected: str) -> Exception:
+    if token.word is TokenType.SIGN and token.text in "+-":
+        return bad_expression(token.column, f"there is no arithmetic: {token.shown}")
+    return bad_expression(token.column, f"expected {expected}, found {token.shown}")
 
 
 def _check_comparable(compare: ComparisonOperator, token: Token, operand: Operand) -> None:

@@ -6,11 +6,13 @@ epochs and versions, so it does not matter who says it.
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from popmq.broker.ha.controller_wire import record_from_wire, view_from_wire
+from popmq.broker.ha.controller_wire import alter_to_wire, record_from_wire, view_from_wire
 from popmq.broker.ha.role import GroupRecord, GroupView
+from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.wire import controller_pb2 as pb
@@ -38,36 +40,48 @@ class _Controller:
         self.refused: Code | None = None  # said once, not at every beat
 
 
-class ControllerClients:
-    """`registration` makes a heartbeat; `on_view` hears what the group looks like, `on_record`
-    what the record is."""
+class ControlledNode(Protocol):
+    """The broker that speaks to controllers."""
 
+    @property
+    def store_id(self) -> str: ...
+
+    def registration(self) -> bytes:
+        """The content of a heartbeat."""
+        ...
+
+    def on_view(self, view: GroupView) -> None:
+        """What the group looks like."""
+        ...
+
+    def on_record(self, record: GroupRecord) -> None:
+        """What the record is."""
+        ...
+
+    def on_cluster(self, reply: pb.RegisterReply) -> None:
+        """The answer to a heartbeat."""
+        ...
+
+
+class ControllerClients:
     def __init__(
         self,
         ports: Sequence[Port],
+        node: ControlledNode,
         *,
         cluster: str,
         group: str,
         heartbeat_ms: int,
         watches: bool,
         now_ms: Callable[[], int],
-        registration: Callable[[], bytes],
-        store_id: Callable[[], str],
-        on_view: Callable[[GroupView], None],
-        on_record: Callable[[GroupRecord], None],
-        on_cluster: Callable[[pb.RegisterReply], None] = lambda reply: None,
     ) -> None:
         self._all = [_Controller(port) for port in ports]
+        self._node = node
         self._cluster = cluster
         self._group = group
         self._heartbeat_ms = heartbeat_ms
         self._watches = watches
         self._now_ms = now_ms
-        self._registration = registration
-        self._store_id = store_id
-        self._on_view = on_view
-        self._on_record = on_record
-        self._on_cluster = on_cluster
         self._ended = False
 
     def add_ports(self, ports: Sequence[Port]) -> None:
@@ -94,11 +108,12 @@ class ControllerClients:
         for one in self._all:
             one.beat_due_ms = 0
 
-    def alter(self, body: bytes) -> None:
+    def alter(self, alter: AlterSyncStateSet) -> None:
         """Ask one that answers; SetKeeper asks again if nothing comes of it, and then another."""
         lately = sorted(self._all, key=lambda one: (one.failed_ms, -one.heard_ms))
         if lately:
-            self._alter(lately[0], body)
+            names = {"cluster": self._cluster, "group": self._group}
+            self._alter(lately[0], alter_to_wire(alter, **names, leader=self._node.store_id))
 
     def stop(self) -> None:
         self._ended = True
@@ -132,11 +147,11 @@ class ControllerClients:
             one.refused = None
             told = pb.RegisterReply.FromString(reply)
             self._heartbeat_ms = told.heartbeat_ms or self._heartbeat_ms
-            self._on_cluster(told)
+            self._node.on_cluster(told)
             if told.HasField("state"):
-                self._on_view(view_from_wire(told.state, self._now_ms()))
+                self._node.on_view(view_from_wire(told.state, self._now_ms()))
 
-        self._ask(one, Kind.REGISTER, self._registration(), ANSWER_MS, done)
+        self._ask(one, Kind.REGISTER, self._node.registration(), ANSWER_MS, done)
 
     def _beat_failed(self, one: _Controller, error: PopmqError) -> None:
         away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
@@ -153,7 +168,7 @@ class ControllerClients:
             group=self._group,
             known_view=one.known_view,
             wait_ms=WATCH_MS,
-            store_id=self._store_id(),
+            store_id=self._node.store_id,
         ).SerializeToString()
 
         def done(reply: bytes | PopmqError) -> None:
@@ -163,7 +178,7 @@ class ControllerClients:
                 return
             view = view_from_wire(pb.WatchGroupReply.FromString(reply).state, self._now_ms())
             one.known_view = view.view
-            self._on_view(view)
+            self._node.on_view(view)
 
         self._ask(one, Kind.WATCH_GROUP, body, WATCH_MS + ANSWER_MS, done)
 
@@ -179,6 +194,6 @@ class ControllerClients:
             if told.outcome == pb.AlterSyncStateSetReply.UNKNOWN:
                 one.failed_ms = self._now_ms()
             if told.HasField("record"):
-                self._on_record(record_from_wire(told.record))
+                self._node.on_record(record_from_wire(told.record))
 
         self._ask(one, Kind.ALTER_SYNC_STATE_SET, body, ANSWER_MS, done)

@@ -9,6 +9,7 @@ acknowledged is on the disk.
 import logging
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from popmq.broker.ha.catch_up_progress import CatchUpProgress
 from popmq.broker.ha.differing_snapshots import OnPiece
@@ -28,7 +29,7 @@ from popmq.common.protocol.replication_payloads import (
     TablesMark,
 )
 from popmq.common.record.message import BadRecord
-from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +53,34 @@ class InvariantBroken(AssertionError):
     """What is confirmed would have to go: the broker stops before it does harm (R22)."""
 
 
-class ReplicationClient:
-    """`members` are the record's set; `store` follows (`MessageStore.follow`).
+class FollowingBroker(Protocol):
+    """The broker whose log is kept like the master's."""
 
-    `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
-    the master's TimerCheckPoint. `mark` is what the master is to know of this store's tables.
-    """
+    copying: CatchUpProgress
+
+    @property
+    def log_id(self) -> str: ...
+
+    @property
+    def tables_mark(self) -> TablesMark:
+        """What the master is to know of this store's tables."""
+        ...
+
+    def on_useless_log(self, reason: str) -> None:
+        """This log cannot be brought to the master's."""
+        ...
+
+    def on_broken(self, broken: BaseException) -> None:
+        """What must never happen."""
+        ...
+
+    def on_timers(self, timers: MasterTimers) -> None:
+        """The master's TimerCheckPoint."""
+        ...
+
+
+class ReplicationClient:
+    """`members` are the record's set; `store` follows (`MessageStore.follow`)."""
 
     def __init__(
         self,
@@ -65,45 +88,33 @@ class ReplicationClient:
         identity: Identity,
         epochs: EpochFile,
         port: Port,
-        settings: ReplicationSettings,
+        settings: Settings,
+        broker: FollowingBroker,
         *,
-        node: str,
         members: frozenset[str],
-        log_id: Callable[[], str],
-        timer_sync_ms: int,
         now_ms: Callable[[], int],
-        on_rebuild: Callable[[str], None],
-        on_broken: Callable[[BaseException], None],
-        on_timers: Callable[[MasterTimers], None],
-        copying: CatchUpProgress,
         snapshot: SnapshotDownload,
-        mark: Callable[[], TablesMark] = lambda: TablesMark.EQUAL,
     ) -> None:
         self.phase = Phase.RESTING
         self.cutting = False  # goes on when this side is stopped
         self.truncations = 0
         self.truncated_bytes = 0
         self.master_end = 0
-        self.copying = copying
         self._snapshot = snapshot
         self._store = store
         self._identity = identity
         self._epochs = epochs
-        self._settings = settings
-        self._node = node
+        self._broker = broker
+        self._settings = settings.replication
+        self._node = settings.node
         self.members = members
-        self._log_id = log_id
-        self._timer_sync_ms = timer_sync_ms
+        self._timer_sync_ms = settings.timer.checkpoint_sync_ms
         self._now_ms = now_ms
-        self._on_rebuild = on_rebuild
-        self._on_broken = on_broken
-        self._on_timers = on_timers
         self._link = MasterSession(port, now_ms, on_lost=self._rest)
         self._epoch = identity.epoch
         self._session = 0
         self._confirmed = 0  # as the master told it, in this session
         self._acked = -1
-        self._mark = mark
         self._marked = TablesMark.EQUAL  # in the last acknowledgement
         self._round = 0  # of the master's last block
         self._acking = self._fetching = self._asking_timers = False
@@ -126,7 +137,7 @@ class ReplicationClient:
             self._identity.copied()
         self._fetch()
         self._ack()
-        self.copying.look(self._store.end, self.master_end, now_ms)
+        self._broker.copying.look(self._store.end, self.master_end, now_ms)
         if now_ms >= self._timers_due_ms and not self._asking_timers:
             self._timers_due_ms = now_ms + self._timer_sync_ms
             self._ask_timers()
@@ -142,10 +153,6 @@ class ReplicationClient:
         self.phase = Phase.ENDED
         self._link.end()
 
-    @property
-    def following(self) -> bool:
-        return self.phase is Phase.FOLLOWING
-
     # -- the handshake
 
     def _shake_hands(self) -> None:
@@ -157,7 +164,7 @@ class ReplicationClient:
                 self._epoch,
                 self._identity.store_id,
                 self._node,
-                self._log_id(),
+                self._broker.log_id,
                 self._store.end,
                 self._store.replicas.segment_bytes,
             )
@@ -168,18 +175,18 @@ class ReplicationClient:
     def _shaken(self, body: bytes) -> None:
         reply = replication.decode_handshake_reply(body)
         if reply.epoch != self._epoch:  # R10; the master would not have answered
-            self._lose(f"the master speaks of epoch {reply.epoch}")
+            self._link.fail(f"the master speaks of epoch {reply.epoch}")
             return
         self.master_end = reply.end
         try:
             point = self._point(reply)
         except RebuildRequired as reason:
             self.stop()
-            self._on_rebuild(str(reason))
+            self._broker.on_useless_log(str(reason))
             return
         except InvariantBroken as broken:
             self.stop()
-            self._on_broken(broken)
+            self._broker.on_broken(broken)
             return
         if point < self._store.end:
             self._cut(point, reply)
@@ -250,13 +257,12 @@ class ReplicationClient:
             if self.phase is Phase.COPYING and self._session == reply.session:
                 self._agreed(reply)
 
-        self._snapshot.fetch(
-            self._link, reply, self._identity.store_id, done=done, failed=self._lose, bad=self._bad
-        )
+        def bad(reason: str) -> None:
+            self.stop()
+            self._broker.on_useless_log(reason)
 
-    def _bad(self, reason: str) -> None:
-        self.stop()
-        self._on_rebuild(reason)
+        own_id, failed = self._identity.store_id, self._link.fail
+        self._snapshot.fetch(self._link, reply, own_id, done=done, failed=failed, bad=bad)
 
     def _agreed(self, reply: HandshakeReply) -> None:
         """From here on this log is the beginning of the master's, or of what it has of it."""
@@ -265,7 +271,7 @@ class ReplicationClient:
         if self._identity.copying and not self._snapshot.ready:
             self._identity.copied()  # it begins where the log did: any part of that is whole
         self._timers_due_ms = self._now_ms()
-        self.copying.begin(self._store.end, reply.end, self._now_ms())
+        self._broker.copying.begin(self._store.end, reply.end, self._now_ms())
         self._link.mark_healthy()
         logger.info(
             "following the master",
@@ -305,7 +311,7 @@ class ReplicationClient:
         block = replication.decode_block(body)
         self._fetching = False
         if block.epoch != self._epoch:
-            self._lose(f"the master speaks of epoch {block.epoch}")
+            self._link.fail(f"the master speaks of epoch {block.epoch}")
             return
         self.master_end = max(self.master_end, block.end)
         self._round = block.round
@@ -314,10 +320,10 @@ class ReplicationClient:
                 self._take_block(block)
             except BadRecord as error:
                 logger.error("a block of log was refused", extra={"reason": str(error)})
-                self._lose(str(error))
+                self._link.fail(str(error))
                 return
             except PopmqError as error:  # the disk is full
-                self._lose(str(error))
+                self._link.fail(str(error))
                 return
         self._take_confirmed(block.confirmed)
         self._fetch()
@@ -343,7 +349,7 @@ class ReplicationClient:
     # -- acks
 
     def _ack(self) -> None:
-        durable, mark = self._store.durable, self._mark()
+        durable, mark = self._store.durable, self._broker.tables_mark
         if (
             self._acking
             or self.phase is not Phase.FOLLOWING
@@ -355,16 +361,17 @@ class ReplicationClient:
         body = replication.encode_acked(
             replication.Acked(self._epoch, self._identity.store_id, self._session, durable, mark)
         )
-        self._link.request(Kind.ACKED, body, 2_000, self._ack_taken)
 
-    def _ack_taken(self, body: bytes) -> None:
-        reply = replication.decode_acked_reply(body)
-        self._acking = False
-        if reply.epoch != self._epoch:
-            self._lose(f"the master speaks of epoch {reply.epoch}")
-            return
-        self._take_confirmed(reply.confirmed)
-        self._ack()
+        def taken(body: bytes) -> None:
+            reply = replication.decode_acked_reply(body)
+            self._acking = False
+            if reply.epoch != self._epoch:
+                self._link.fail(f"the master speaks of epoch {reply.epoch}")
+                return
+            self._take_confirmed(reply.confirmed)
+            self._ack()
+
+        self._link.request(Kind.ACKED, body, 2_000, taken)
 
     def _take_confirmed(self, confirmed: int) -> None:
         """Told by the master of this session, after this log was cut (R17, R21)."""
@@ -392,13 +399,14 @@ class ReplicationClient:
         body = replication.encode_ask_timers(
             replication.TimerCheckPointRequest(self._epoch, self._identity.store_id, self._session)
         )
-        self._link.request(Kind.TIMER_CHECK_POINT, body, 2_000, self._timers_told)
 
-    def _timers_told(self, body: bytes) -> None:
-        self._asking_timers = False
-        timers = replication.decode_master_timers(body)
-        if timers.epoch == self._epoch:
-            self._on_timers(timers)
+        def received(body: bytes) -> None:
+            self._asking_timers = False
+            timers = replication.decode_master_timers(body)
+            if timers.epoch == self._epoch:
+                self._broker.on_timers(timers)
+
+        self._link.request(Kind.TIMER_CHECK_POINT, body, 2_000, received)
 
     @property
     def _slave(self) -> SlaveStore:
@@ -407,10 +415,6 @@ class ReplicationClient:
         return slave
 
     # -- trouble
-
-    def _lose(self, reason: str) -> None:
-        """Give this session up and shake hands again, after a while."""
-        self._link.fail(reason)
 
     def _rest(self) -> None:
         """The session is over. A cut that began goes on and is not undone by that."""

@@ -8,15 +8,15 @@ counts for nothing.  No waiting in here: a FETCH with nothing to be told stays u
 
 import logging
 import random
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.memory_confirmation import MemoryConfirmation
 from popmq.broker.ha.slave_progress import ByteRate, SlaveProgress, WaitingFetch
 from popmq.broker.ha.snapshot_source import SnapshotSource
-from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
-from popmq.broker.ha.sync_state_set_updater import SyncStateSetUpdater
+from popmq.broker.ha.sync_state import SyncState
+from popmq.broker.ha.sync_state_set_updater import SyncStateSetOwner, SyncStateSetUpdater
 from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
@@ -42,6 +42,19 @@ COMPARE_AGAIN_MS = 300_000
 NEAR_BLOCKS = 4  # of a slave that is to join: so many fetches behind the end
 
 
+class LeadingBroker(Protocol):
+    """The broker whose log this is."""
+
+    @property
+    def log_id(self) -> str:
+        """Empty as long as the record that names the log was not applied."""
+        ...
+
+    def timer_check_point(self) -> MasterTimers:
+        """Of this moment."""
+        ...
+
+
 class ReplicationServer:
     def __init__(
         self,
@@ -50,11 +63,9 @@ class ReplicationServer:
         epochs: EpochFile,
         snapshots: SnapshotSource,
         settings: ReplicationSettings,
+        master: LeadingBroker,
         *,
-        log_id: Callable[[], str],
-        timers: Callable[[], MasterTimers],
-        ask: Callable[[AlterSyncStateSet], None],
-        reachable: Callable[[], bool],
+        controllers: SyncStateSetOwner,
         now_ms: Callable[[], int],
         rng: random.Random,
     ) -> None:
@@ -65,8 +76,7 @@ class ReplicationServer:
         self._epochs = epochs
         self._snapshots = snapshots
         self._settings = settings
-        self._log_id = log_id
-        self._timers = timers
+        self._master = master
         self._now_ms = now_ms
         self._rng = rng
         self._number = 0
@@ -79,16 +89,15 @@ class ReplicationServer:
             self.followers,
             end=lambda: store.end,
             soon=lambda work: store.call_soon(work),
-            nudge=self._begin_round,
+            nudge=self.grown,
         )
         self.keeper = SyncStateSetUpdater(
             sync,
             self.followers,
+            controllers,
             laggard_ms=settings.laggard_ms,
             near_bytes=NEAR_BLOCKS * settings.fetch_bytes,
             began_ms=now_ms(),
-            ask=ask,
-            reachable=reachable,
         )
 
     # -- what the broker itself says
@@ -96,7 +105,7 @@ class ReplicationServer:
     def durable(self, position: int) -> None:
         """This disk has everything below `position` (R15)."""
         if self.sync.on_fsynced(self.sync.own_id, position):
-            self._confirmed()
+            self._store.confirm(self.sync.confirmed)
         self.grown()  # without a tail in memory it can be read only now
 
     def grown(self) -> None:
@@ -108,7 +117,7 @@ class ReplicationServer:
         """The record was read (R18, R20)."""
         before = self.sync.members
         if self.sync.on_record(epoch=epoch, version=version, members=members):
-            self._confirmed()
+            self._store.confirm(self.sync.confirmed)
         self.received.release_ready()
         if self.sync.members != before:
             logger.info(
@@ -120,7 +129,8 @@ class ReplicationServer:
         """Ends of waits, laggards and candidates. Returns how much was done."""
         now_ms = self._now_ms()
         done = self.keeper.step(end=self._store.end, now_ms=now_ms)
-        if self._comparison_is_due(now_ms):
+        every_ms = _compare_every_ms(self.followers, now_ms, self._settings.laggard_ms)
+        if every_ms is not None and now_ms - self._compared_ms >= every_ms:
             self._compared_ms = now_ms
             self._store.snapshots.wanted = True
         for follower in list(self._waiting.values()):
@@ -133,18 +143,6 @@ class ReplicationServer:
             else:
                 self._try(follower)
         return done
-
-    def _comparison_is_due(self, now_ms: int) -> bool:
-        """Whether a slave that still speaks waits for a snapshot to compare its tables with."""
-        marks = {
-            one.tables
-            for one in self.followers.values()
-            if not one.is_silent(now_ms, self._settings.laggard_ms)
-        }
-        since_ms = now_ms - self._compared_ms
-        if TablesMark.COMPARE in marks:
-            return since_ms >= COMPARE_MS
-        return TablesMark.DIFFER in marks and since_ms >= COMPARE_AGAIN_MS
 
     def stop(self) -> None:
         """Not the master any more: nobody is told anything but that."""
@@ -186,21 +184,20 @@ class ReplicationServer:
             case Kind.HANDSHAKE:
                 on_reply(self._handshake(replication.decode_handshake(body)))
             case Kind.READ_SNAPSHOT:
-                self._read_snapshot(replication.decode_read_snapshot(body), on_reply)
+                part = replication.decode_read_snapshot(body)
+                self._follower(part.epoch, part.store_id, part.session)
+                size = min(part.max_bytes, self._settings.fetch_bytes)
+                self._snapshots.read(part.snapshot_position, part.offset, size, on_reply)
             case Kind.TIMER_CHECK_POINT:
                 asked = replication.decode_ask_timers(body)
                 self._follower(asked.epoch, asked.store_id, asked.session)
-                on_reply(replication.encode_master_timers(self._timers()))
+                on_reply(replication.encode_master_timers(self._master.timer_check_point()))
             case _:
                 raise Refused(Code.UNSUPPORTED, f"a master does not serve requests of {kind.name}")
 
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self.sync.epoch:
-            raise NotMaster(f"epoch {epoch} was asked for, this is the master of {self.sync.epoch}")
-
     def _follower(self, epoch: int, store_id: str, session: int) -> SlaveProgress:
         """Who speaks, if it is this epoch's newest session of that store (R10)."""
-        self._check_epoch(epoch)
+        _check_epoch(self.sync, epoch)
         follower = self.followers.get(store_id)
         if follower is None or follower.session != session:
             raise Refused(
@@ -211,8 +208,8 @@ class ReplicationServer:
         return follower
 
     def _handshake(self, asked: replication.Handshake) -> bytes:
-        self._check_epoch(asked.epoch)
-        log_id = self._log_id()
+        _check_epoch(self.sync, asked.epoch)
+        log_id = self._master.log_id
         # One that was just elected may not have applied the record that names its log.
         if asked.log_id and log_id and asked.log_id != log_id:
             raise Refused(
@@ -297,14 +294,11 @@ class ReplicationServer:
                 "tables of a slave", extra={"node": follower.node, "are": asked.tables.name}
             )
         if self.sync.on_fsynced(asked.store_id, asked.position):
-            self._confirmed()
+            self._store.confirm(self.sync.confirmed)
         self.received.release_ready()
         follower.sent_confirmed = self.sync.confirmed
         reply = replication.AckedReply(self.sync.epoch, self.sync.confirmed)
         return replication.encode_acked_reply(reply)
-
-    def _confirmed(self) -> None:
-        self._store.confirm(self.sync.confirmed)
 
     # -- the log
 
@@ -367,20 +361,19 @@ class ReplicationServer:
     def _warm(self, follower: SlaveProgress, fetch: WaitingFetch, cold: ColdRead) -> None:
         """Read on a thread that may wait (D3), then try again."""
         fetch.reading = True
-        self._cold.warm(cold, partial(self._warmed, follower, fetch))
 
-    def _warmed(
-        self, follower: SlaveProgress, fetch: WaitingFetch, error: BaseException | None
-    ) -> None:
-        fetch.reading = False
-        if follower.fetch is not fetch:
-            return
-        if error is not None:
-            logger.error("cannot read the log for a slave", extra={"reason": str(error)})
-            refusal = Refused(Code.INTERNAL_ERROR, f"the log cannot be read: {error}")
-            self._refuse_fetch(follower, refusal)
-        else:
-            self._try(follower)
+        def warmed(error: BaseException | None) -> None:
+            fetch.reading = False
+            if follower.fetch is not fetch:
+                return
+            if error is not None:
+                logger.error("cannot read the log for a slave", extra={"reason": str(error)})
+                refusal = Refused(Code.INTERNAL_ERROR, f"the log cannot be read: {error}")
+                self._refuse_fetch(follower, refusal)
+            else:
+                self._try(follower)
+
+        self._cold.warm(cold, warmed)
 
     def _answer(self, follower: SlaveProgress, fetch: WaitingFetch, data: bytes) -> None:
         self._waiting.pop(fetch.number, None)
@@ -401,19 +394,23 @@ class ReplicationServer:
         )
         fetch.on_reply(replication.encode_block(block))
 
-    def _begin_round(self) -> None:
-        for follower in list(self._waiting.values()):
-            self._try(follower)
-
     def _refuse_fetch(self, follower: SlaveProgress, refusal: PopmqError) -> None:
         fetch, follower.fetch = follower.fetch, None
         if fetch is not None:
             self._waiting.pop(fetch.number, None)
             fetch.on_reply(refusal)
 
-    # -- snapshots
 
-    def _read_snapshot(self, asked: replication.ReadSnapshot, on_reply: OnReply) -> None:
-        self._follower(asked.epoch, asked.store_id, asked.session)
-        size = min(asked.max_bytes, self._settings.fetch_bytes)
-        self._snapshots.read(asked.snapshot_position, asked.offset, size, on_reply)
+def _check_epoch(sync: SyncState, epoch: int) -> None:
+    if epoch != sync.epoch:
+        raise NotMaster(f"epoch {epoch} was asked for, this is the master of {sync.epoch}")
+
+
+def _compare_every_ms(
+    followers: Mapping[str, SlaveProgress], now_ms: int, laggard_ms: int
+) -> int | None:
+    """How often a slave that still speaks wants a snapshot to compare its tables with."""
+    marks = {one.tables for one in followers.values() if not one.is_silent(now_ms, laggard_ms)}
+    if TablesMark.COMPARE in marks:
+        return COMPARE_MS
+    return COMPARE_AGAIN_MS if TablesMark.DIFFER in marks else None

@@ -6,7 +6,8 @@ and again until the record that answers it was read (R18, R20).
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 from popmq.broker.ha.slave_progress import SlaveProgress
 from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
@@ -17,27 +18,36 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_MS = 300
 
 
-class SyncStateSetUpdater:
-    """`ask` hands a request to the controllers; `reachable` says whether one answered lately."""
+class SyncStateSetOwner(Protocol):
+    """The controllers, who alone change a SyncStateSet."""
 
+    @property
+    def reachable(self) -> bool:
+        """Whether one of them answered lately."""
+        ...
+
+    def alter(self, alter: AlterSyncStateSet) -> None:
+        """Ask for a change."""
+        ...
+
+
+class SyncStateSetUpdater:
     def __init__(
         self,
         sync: SyncState,
         followers: Mapping[str, SlaveProgress],
+        owner: SyncStateSetOwner,
         *,
         laggard_ms: int,
         near_bytes: int,
         began_ms: int,
-        ask: Callable[[AlterSyncStateSet], None],
-        reachable: Callable[[], bool],
     ) -> None:
         self._sync = sync
         self._followers = followers
+        self._owner = owner
         self._laggard_ms = laggard_ms
         self._near_bytes = near_bytes
         self._began_ms = began_ms
-        self._ask = ask
-        self._reachable = reachable
         self._asked_ms = 0
         self._stepped_ms = began_ms
 
@@ -89,7 +99,7 @@ class SyncStateSetUpdater:
 
     def _expand(self, end: int, now_ms: int) -> AlterSyncStateSet | None:
         """Only with a controller there: whoever is being added cannot be dropped without one."""
-        if not self._reachable():
+        if not self._owner.reachable:
             return None
         takes_differing = self.reachable_members(
             now_ms
@@ -123,5 +133,5 @@ class SyncStateSetUpdater:
         if alter is None:
             return 0
         self._asked_ms = now_ms
-        self._ask(alter)
+        self._owner.alter(alter)
         return 1

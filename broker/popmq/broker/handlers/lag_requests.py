@@ -61,7 +61,7 @@ def _with_ages(broker: Broker, counted: list[Lag], reply: pb.LagReply) -> Resuma
             yield None
     reply.status.CopyFrom(pb.Status(code=Code.OK, message="OK"))
     reply.lags.extend(_to_wire(broker, lag, ages) for lag in counted)
-    reply.now_ms = broker.wall_ms()
+    reply.now_ms = broker.clock.wall_ms()
     return reply.SerializeToString()
 
 
@@ -134,7 +134,7 @@ def _time_spans(
             yield None
         spans.append((yield from read_now(partial(_time_span, broker, group, topic, queue_id))))
     return pb.TimeSpansReply(
-        status=pb.Status(code=Code.OK, message="OK"), spans=spans, now_ms=broker.wall_ms()
+        status=pb.Status(code=Code.OK, message="OK"), spans=spans, now_ms=broker.clock.wall_ms()
     ).SerializeToString()
 
 

@@ -34,7 +34,7 @@ def _sync(broker: Broker, wanted: SyncLite) -> bytes:
         Action(wanted.action),
         wanted.names,
         _begin(wanted),
-        broker.waits_ms(),
+        broker.waits.boot_ms(),
     )
     return b""
 

@@ -59,11 +59,11 @@ class PopNotifications:
 
     def _is_ready(self, want: PopParams) -> bool:
         quiet_ms = self.notified_until_ms.get(_told(want), 0)
-        return self._broker.waits_ms() >= quiet_ms and self._clients.has_ready(want)
+        return self._broker.waits.boot_ms() >= quiet_ms and self._clients.has_ready(want)
 
     def _tell(self, want: PopParams, on_reply: OnReply) -> None:
         key = _told(want)
-        self.notified_until_ms[key] = until_ms = self._broker.waits_ms() + TOLD_MS
+        self.notified_until_ms[key] = until_ms = self._broker.waits.boot_ms() + TOLD_MS
         self._broker.polling.retry_at(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
 
@@ -86,7 +86,7 @@ class PopNotifications:
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
             filter_key=(PopNotifications, want.queue_id, waiting_client(want)),
-            deadline_ms=self._broker.waits_ms() + request.poll_ms,
+            deadline_ms=self._broker.waits.boot_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
             client=waiting_client(want),

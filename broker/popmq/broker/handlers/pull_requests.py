@@ -63,7 +63,7 @@ class _Pull:
         self._want = want
         self._offset = offset  # reached so far
         self._waits = bool(wanted.poll_ms)
-        self._deadline_ms = broker.waits_ms() + wanted.poll_ms
+        self._deadline_ms = broker.waits.boot_ms() + wanted.poll_ms
         self._key = key
         self._place = (wanted.topic, wanted.group)
         self._looks = 0
@@ -117,7 +117,7 @@ class _Pull:
 
     def _wait_or_end(self, outcome: WaiterResult) -> None:
         polling = self._broker.polling
-        if self._broker.waits_ms() >= self._deadline_ms:
+        if self._broker.waits.boot_ms() >= self._deadline_ms:
             self._answer_empty()
             return
         self._waiter = Waiter(
@@ -192,7 +192,7 @@ class _Pull:
                 properties=message.properties,
             )
         body = reply.SerializeToString()
-        self._broker.when_confirmed(partial(self._request.on_reply, body))
+        self._broker.buffer.when_confirmed(partial(self._request.on_reply, body))
 
 
 def update_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
@@ -214,7 +214,7 @@ def _update(broker: Broker, wanted: pb.UpdateOffsetRequest) -> bytes:
     if broker.pull_offsets.set(group, topic, queue_id, wanted.offset):
         broker.pulls.metrics.offsets_set += 1
         polling = broker.polling
-        broker.when_confirmed(lambda: polling.wake(topic.id, group.id))
+        broker.buffer.when_confirmed(lambda: polling.wake(topic.id, group.id))
     return pb.OffsetReply(offset=wanted.offset).SerializeToString()
 
 

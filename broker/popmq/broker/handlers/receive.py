@@ -86,7 +86,7 @@ class Receives:
         """Pop for receive `number`, which can be undone until its answer has left."""
         broker = self.broker
         first = broker.pops.sequence + 1
-        self._popped_ms = broker.wall_ms()  # before the first check point counts
+        self._popped_ms = broker.clock.wall_ms()  # before the first check point counts
         deliveries, rest = self.clients.pop(want)
         if deliveries:
             broker.undo.track(number, broker.store.epoch, first, broker.pops.sequence + 1)
@@ -118,9 +118,9 @@ class Receives:
             self._memory.when_leadership_confirmed(leave) if deliveries else leave()
         elif broker.catch_up.is_behind((want.topic.name, want.group.name)):
             charge = broker.catch_up.charge
-            broker.when_confirmed(lambda: charge(leave))
+            broker.buffer.when_confirmed(lambda: charge(leave))
         else:
-            broker.when_confirmed(leave)
+            broker.buffer.when_confirmed(leave)
 
 
 class Receive:
@@ -188,7 +188,7 @@ class Receive:
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
             filter_key=(want.filter, want.queue_id, waiting_client(want)),
-            deadline_ms=self._receives.broker.waits_ms() + self._request.poll_ms,
+            deadline_ms=self._receives.broker.waits.boot_ms() + self._request.poll_ms,
             attempt=self._attempt,
             give_up=partial(self._give_up, want),
             client=waiting_client(want),

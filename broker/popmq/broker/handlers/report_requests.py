@@ -41,7 +41,7 @@ def _describe(broker: Broker, request: pb.DescribeRequest) -> ResumableRead[byte
         broker=broker.settings.broker.name,
         epoch=broker.store.epoch,
         end_position=broker.store.end,
-        wall_ms=broker.wall_ms(),
+        wall_ms=broker.clock.wall_ms(),
         log_ms=broker.store.log_ms(),
     )
     if request.sample:
@@ -142,7 +142,7 @@ def _read_raw(broker: Broker, request: pb.ReadRawRequest) -> ResumableRead[bytes
             f"a layout is one of {', '.join(LAYOUTS)}, not {request.layout[:100]!r}, and an "
             "offset is not negative",
         )
-    wait_ms = broker.sampler.budget.wait_ms(broker.waits_ms())
+    wait_ms = broker.sampler.budget.wait_ms(broker.waits.boot_ms())
     if wait_ms:
         return pb.ReadRawReply(status=_OK, retry_after_ms=wait_ms).SerializeToString()
     if request.layout in broker.sampler.logs:

@@ -208,7 +208,7 @@ def _to_wire(broker: Broker, stored: StoredTimer, message_id: str) -> pb.Timer:
 def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> ResumableRead[bytes]:
     """Of one topic by its timers; of all by the slots' counts, which is faster."""
     topic_id = _topic_id(broker, request.topic) if request.topic else None
-    counted = DueCounts(broker.wall_ms(), broker.settings.timer, broker.timers.state)
+    counted = DueCounts(broker.clock.wall_ms(), broker.settings.timer, broker.timers.state)
     limit = 1 if topic_id is None else LOOKED_LIMIT
     waiting = PendingTimerScan(broker, TimerFilter(topic_id, 0, _LATER_MS, limit))
     yield from waiting.look()

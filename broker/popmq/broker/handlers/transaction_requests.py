@@ -42,7 +42,7 @@ def wait_for_checks(broker: Broker, request: Request) -> None:
     checks.add_waiting_proxy(
         request.number,
         wanted.topics,
-        broker.waits_ms() + wanted.wait_ms,
+        broker.waits.boot_ms() + wanted.wait_ms,
         lambda due: request.answer(_encode_checks(due)),
     )
     request.wait(partial(checks.cancel, request.number))

@@ -146,9 +146,14 @@ class KeyIndex:
         self._disk.make_folder(self._folder)
         self.start = log_start
         chain: int | None = None
-        for begin, is_tail, path in self._named():
-            piece = IndexTail(self._disk, self._folder, begin) if is_tail else self._opened(path)
-            if piece is None:
+        for begin, is_tail, path in _pieces_of(self._disk, self._folder):
+            piece: IndexTail | IndexFile
+            try:
+                tail = IndexTail(self._disk, self._folder, begin) if is_tail else None
+                piece = tail or IndexFile(self._disk, path)
+            except IndexFileDamaged:
+                self.metrics.damaged += 1
+                self._disk.remove(path)
                 continue
             fits = begin <= log_start if chain is None else begin == chain
             if fits and isinstance(piece, IndexTail):
@@ -167,11 +172,6 @@ class KeyIndex:
         else:
             self._tail = IndexTail(self._disk, self._folder, self.covered)
         self._merge_due = True
-
-    def restart_at(self, log_start: int) -> None:
-        """Of an empty index, whose log begins elsewhere now."""
-        self.close()
-        self.load(log_start)
 
     def truncate(self, log_end: int) -> bool:
         """Forget what lies behind the log's end; the flusher is idle. True if there was any.
@@ -237,7 +237,12 @@ class KeyIndex:
         if self._merging is not None or self._find_merge():
             self._merge_some()
             return 1
-        return self._drop_oldest()
+        oldest = self._files[0] if self._files else None
+        if oldest is None or oldest.span.end > self.start or not oldest.durable:
+            return 0
+        self._files.pop(0).destroy()
+        self.metrics.dropped += 1
+        return 1
 
     def flush(self, covered: int) -> list[Syncable]:
         """Write everything to the files; what has to be synced on the flusher.
@@ -311,14 +316,6 @@ class KeyIndex:
             self._unnamed.append((made, files))
             self.metrics.merged += 1
 
-    def _drop_oldest(self) -> int:
-        oldest = self._files[0] if self._files else None
-        if oldest is None or oldest.span.end > self.start or not oldest.durable:
-            return 0
-        self._files.pop(0).destroy()
-        self.metrics.dropped += 1
-        return 1
-
     def _settle(self) -> None:
         """Take note of the files that the flusher has made durable since."""
         while self._unnamed and self._unnamed[0][0].done:
@@ -345,28 +342,21 @@ class KeyIndex:
             self._merging[0].close()
         self._sealing = self._merging = None
 
-    def _named(self) -> list[tuple[int, bool, str]]:
-        """(begin, whether it is a tail, path) of every piece: oldest first, a large file before
-        those it was made of, and a file before its tail. Scratch files are deleted."""
-        found = []
-        for name in self._disk.names(self._folder):
-            path = f"{self._folder}/{name}"
-            match = _NAME.fullmatch(name)
-            if match is None:
-                if name.endswith(".new"):
-                    self._disk.remove(path)
-                continue
-            is_tail = match[2] == "tail"
-            found.append((int(match[1]), is_tail, 0 if is_tail else -int(match[2]), path))
-        return [(begin, is_tail, path) for begin, is_tail, _, path in sorted(found)]
 
-    def _opened(self, path: str) -> IndexFile | None:
-        try:
-            return IndexFile(self._disk, path)
-        except IndexFileDamaged:
-            self.metrics.damaged += 1
-            self._disk.remove(path)
-            return None
+def _pieces_of(disk: Disk, folder: str) -> list[tuple[int, bool, str]]:
+    """(begin, whether it is a tail, path) of every piece: oldest first, a large file before
+    those it was made of, and a file before its tail. Scratch files are deleted."""
+    found = []
+    for name in disk.names(folder):
+        path = f"{folder}/{name}"
+        match = _NAME.fullmatch(name)
+        if match is None:
+            if name.endswith(".new"):
+                disk.remove(path)
+            continue
+        is_tail = match[2] == "tail"
+        found.append((int(match[1]), is_tail, 0 if is_tail else -int(match[2]), path))
+    return [(begin, is_tail, path) for begin, is_tail, _, path in sorted(found)]
 
 
 def _turn(job: IndexBuild) -> UnpublishedIndexFile | None:

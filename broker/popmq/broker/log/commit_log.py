@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from popmq.broker.log.log_block import LogBlock
 from popmq.broker.log.log_tail import LogTail
 from popmq.broker.log.segment_file import SegmentFile, SegmentFiles
-from popmq.broker.log.store_checkpoint import UNKNOWN
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused, StoreDamaged
 from popmq.common.record.message import (
@@ -62,7 +61,7 @@ class CommitLog:
         self.end = 0
         self.last_position = 0  # of the newest record
 
-    def load(self, known_start: int = UNKNOWN) -> int:
+    def load(self, known_start: int | None = None) -> int:
         """Open what is there; returns the log's start.  `known_start` is where the checkpoint says
         that it is, or before.
 
@@ -70,7 +69,7 @@ class CommitLog:
         """
         self._files.load()
         self.end = self.start
-        if self.start > known_start:
+        if known_start is not None and self.start > known_start:
             raise StoreDamaged(
                 f"{self.path_of(known_start)} is missing: the log began at position {known_start}, "
                 f"and its first segment begins at {self.start}. Bring it back from a copy, or let "

@@ -150,11 +150,6 @@ class ConsumeQueue:
         found = intact_units(self.raw(offset, limit, wait=wait), self._seed, offset)
         return [unit or self._mend(number, wait=wait) for number, unit in enumerate(found, offset)]
 
-    def verified_unit(self, offset: int) -> bytes:
-        """The unit as it was handed over; mended if it has to be."""
-        found = self.units(offset, 1) if self._checked else ()
-        return UNIT.pack(*found[0]) if found else self.raw(offset, 1)
-
     def raw(self, offset: int, limit: int, *, wait: bool = True) -> bytes:
         end = min(offset + limit, self.count)
         if offset >= end:
@@ -208,9 +203,13 @@ class ConsumeQueue:
         """
         if offset not in self._found:
             first, last = self._neighbours(offset)
+
+            def look() -> None:
+                self._found[offset] = self._find(self._place, offset, first, last)
+
             if not wait:
-                raise ColdRead(lambda: self._look_for(offset, first, last))
-            self._look_for(offset, first, last)
+                raise ColdRead(look)
+            look()
         unit = self._found.pop(offset)
         logger.error(
             "damaged index unit",
@@ -226,9 +225,6 @@ class ConsumeQueue:
                 file.write(position, [right])
                 self._dirty = True
         return unit
-
-    def _look_for(self, offset: int, first: int, last: int | None) -> None:
-        self._found[offset] = self._find(self._place, offset, first, last)
 
     def _neighbours(self, offset: int) -> tuple[int, int | None]:
         """The piece of the log between the records of the nearest intact units."""

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.log.consume_queue import ConsumeQueue
-from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.log.queue_unit import FindUnit
 from popmq.broker.log.segment_file import SegmentFile, Syncable
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged, TopicNotFound
 from popmq.common.step_loop import Flusher
 
 logger = logging.getLogger(__name__)
 
-_PER_PIECE = 512
 _SPILL_BYTES = 64 << 10
 _NEXT = struct.Struct(">IIQ")  # topic, queue, next offset
 
@@ -44,7 +43,7 @@ class _Topic:
     unit_size: int
 
 
-class Dispatch:
+class Dispatch(SnapshotTable):
     """Owns the queues: what is in them, and the next offset of each."""
 
     table_number = 3
@@ -61,7 +60,7 @@ class Dispatch:
         self._disk = disk
         self._housekeeper = housekeeper
         self._trusted_position = trusted_position
-        self._log_start = log_start
+        self.log_start = log_start  # queues begin there; the log may still begin before it
         self._find = find
         self.rewrites_vouched = False  # units below the checkpoint were missing
         self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
@@ -120,7 +119,7 @@ class Dispatch:
             place=(topic_id, queue_id),
             find=self._find,
         )
-        made.load(trusted_position=self._trusted_position, log_start=self._log_start)
+        made.load(trusted_position=self._trusted_position, log_start=self.log_start)
         self._queues[(topic_id, queue_id)] = made
         return made
 
@@ -195,14 +194,9 @@ class Dispatch:
 
     # -- retention (persistence/retention.py)
 
-    @property
-    def log_start(self) -> int:
-        """Queues begin with the first record from here on; the log may still begin before it."""
-        return self._log_start
-
     def log_starts_at(self, position: int) -> None:
         """Records below `position` are about to be deleted."""
-        self._log_start = position
+        self.log_start = position
         for queue in self._queues.values():
             queue.log_starts_at(position)
 
@@ -213,14 +207,12 @@ class Dispatch:
     # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        return self._pieces(list(self._next_offset.items()))
+        entries = list(self._next_offset.items())
+        return snapshot_pieces(entries, lambda entry: _NEXT.pack(*entry[0], entry[1]))
 
     def restore(self, content: bytes) -> None:
         for topic_id, queue_id, following in _NEXT.iter_unpack(content):
             self._next_offset[(topic_id, queue_id)] = following
-
-    def restored(self) -> None:
-        return
 
     def covers_restored(self) -> bool:
         """Whether every queue has all the units that the snapshot knows of."""
@@ -229,13 +221,6 @@ class Dispatch:
             for key, following in self._next_offset.items()
             if key[0] in self._topics
         )
-
-    def _pieces(self, entries: list[tuple[tuple[int, int], int]]) -> Iterator[tuple[bytes, int]]:
-        for at in range(0, len(entries), _PER_PIECE):
-            packed = [
-                _NEXT.pack(*key, following) for key, following in entries[at : at + _PER_PIECE]
-            ]
-            yield b"".join(packed), sum(map(entry_hash, packed))
 
     def flush_large_tails(self) -> None:
         """Write the units of queues that have many in memory. OSError when the disk is full."""

@@ -23,8 +23,9 @@ SLOW_FLUSH_MS = 1_000
 class GroupCommit:
     """Everything below `durable` is on this disk, everything below `confirmed` where it has to be.
 
-    `before_batch` may append what has to be in the next batch, `on_durable` hears of each batch
-    that is on the disk and says `confirm` when that is enough, `on_confirmed` hears of each new
+    `before_batch` may append what has to be in the next batch, `on_batch` hears of each one that
+    is about to go to the disk, `on_durable` when it is there and says `confirm` when that is
+    enough, `on_confirmed` hears of each new
     position before the callbacks that waited for it run, `on_failure` of the one error after which
     nothing is confirmed any more.
     """
@@ -34,10 +35,10 @@ class GroupCommit:
         log: CommitLog,
         flusher: Flusher,
         clock: Clock,
-        metrics: StoreMetrics,
         *,
         soon: Callable[[Callable[[], None]], object],
         before_batch: Callable[[], None],
+        on_batch: Callable[[], None],
         on_durable: Callable[[int], None],
         on_confirmed: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
@@ -45,9 +46,10 @@ class GroupCommit:
         self._log = log
         self._flusher = flusher
         self._clock = clock
-        self._metrics = metrics
+        self.metrics = StoreMetrics()  # of the whole store
         self._soon = soon
         self._before_batch = before_batch
+        self._on_batch = on_batch
         self._on_durable = on_durable
         self._on_confirmed = on_confirmed
         self._on_failure = on_failure
@@ -58,8 +60,6 @@ class GroupCommit:
         self._records = 0  # of all batches, that in flight included
         self._batch_records = 0
         self._cut: tuple[int, int, Callable[[], None]] | None = None
-        # Hears when a batch is about to go to the disk: slaves may have it, too.
-        self.on_batch: Callable[[], None] = lambda: None
         self.durable = 0
         self.confirmed = 0
         self.failed = False
@@ -108,7 +108,7 @@ class GroupCommit:
         """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
         dropped.  The process ends."""
         self.failed = True
-        self._metrics.disk_failed |= isinstance(error, OSError)
+        self.metrics.disk_failed |= isinstance(error, OSError)
         self._on_failure(error)
 
     def _hand_over(self) -> None:
@@ -125,9 +125,9 @@ class GroupCommit:
             return
         self._flushing = True
         self._began_ms = self._clock.boot_ms()
-        records = self._metrics.records
+        records = self.metrics.records
         self._batch_records, self._records = records - self._records, records
-        self.on_batch()
+        self._on_batch()
         self._flusher.submit(
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
         )
@@ -178,7 +178,7 @@ class GroupCommit:
                 logger.exception("a reply could not be given")
 
     def _count(self, batch: FlushBatch) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         took_ms = self._clock.boot_ms() - self._began_ms
         metrics.flush_ms.observe(took_ms)
         metrics.flush_records.observe(self._batch_records)

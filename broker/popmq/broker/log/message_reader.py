@@ -19,6 +19,7 @@ from popmq.common.record.message import (
     decode_header,
     decode_message,
     intact_message,
+    peek_message,
 )
 from popmq.common.record.message_deadline import deadline_of
 from popmq.common.record.timer_body import TimerBody, intact_bodies
@@ -243,3 +244,30 @@ def _stands_at(record: bytes, position: int, size: int) -> bool:
     except BadRecord:
         return False
     return header.position == position and header.size == size
+
+
+def find_unit(
+    log: CommitLog, place: tuple[int, int], offset: int, first: int, last: int | None
+) -> QueueUnit | None:
+    """Look for the record number `offset` of the queue `place` in [first, last) of the log.
+
+    `first` is where a record starts; `last` None means as far as records go.  Returns None when
+    it is not there, or damage is in the way.
+    """
+    position = max(first, log.start)
+    while last is None or position < last:
+        header = log.record_at(position)
+        if header is None:
+            following = log.segment_end(position)
+            if following - position >= HEADER_SIZE:
+                return None
+            position = following
+            continue
+        if (header.topic_id, header.queue_id, header.queue_offset) == (*place, offset) and (
+            header.kind != RecordKind.MOVED
+        ):
+            is_message = header.kind == RecordKind.MESSAGE
+            data = log.read_up_to(position, header.size) if is_message else b""
+            return QueueUnit(position, header.size, peek_message(data)[0] if is_message else 0)
+        position = header.end
+    return None

@@ -1,18 +1,15 @@
-"""The check in a ConsumeQueue's unit, and how a unit that fails it is found again.
+"""A ConsumeQueue's unit, and the check in it.
 
 The 16 upper bits of a unit's position are a CRC-16 over its other bits, its queue and its
 offset: a flipped bit, a unit of another offset or of another queue does not pass.  Positions
 therefore end at 2^48 (281 TB).  The record that a damaged unit stood for lies in the log between
-those of its neighbours, so one unit costs one look there, not a rebuilt index.
+those of its neighbours, so one unit costs one look there (`find_unit`), not a rebuilt index.
 """
 
 import struct
 from binascii import crc_hqx
 from collections.abc import Callable
 from typing import NamedTuple
-
-from popmq.broker.log.commit_log import CommitLog
-from popmq.common.record.message import HEADER_SIZE, RecordKind, peek_message
 
 UNIT = struct.Struct(">QIQ")
 UNIT_SIZE = UNIT.size
@@ -72,30 +69,3 @@ def intact_units(data: bytes, seed: int, offset: int) -> list[QueueUnit | None]:
             found.append(intact_unit(data, (offset - first) * UNIT_SIZE, seed, offset))
         offset += 1
     return found
-
-
-def find_unit(
-    log: CommitLog, place: tuple[int, int], offset: int, first: int, last: int | None
-) -> QueueUnit | None:
-    """Look for the record number `offset` of the queue `place` in [first, last) of the log.
-
-    `first` is where a record starts; `last` None means as far as records go.  Returns None when
-    it is not there, or damage is in the way.
-    """
-    position = max(first, log.start)
-    while last is None or position < last:
-        header = log.record_at(position)
-        if header is None:
-            following = log.segment_end(position)
-            if following - position >= HEADER_SIZE:
-                return None
-            position = following
-            continue
-        if (header.topic_id, header.queue_id, header.queue_offset) == (*place, offset) and (
-            header.kind != RecordKind.MOVED
-        ):
-            is_message = header.kind == RecordKind.MESSAGE
-            data = log.read_up_to(position, header.size) if is_message else b""
-            return QueueUnit(position, header.size, peek_message(data)[0] if is_message else 0)
-        position = header.end
-    return None

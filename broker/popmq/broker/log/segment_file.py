@@ -202,7 +202,7 @@ class SegmentFiles:
                 try:
                     made.preallocate()
                 except OSError:
-                    self._remove(start)
+                    self._files.pop(start).delete()
                     raise
                 made.sync()
             self._name_later([self._folder])
@@ -240,7 +240,7 @@ class SegmentFiles:
         if beyond:
             self._disk.sync_folder(self._folder)
         for start in beyond:
-            self._remove(start)
+            self._files.pop(start).delete()
         kept = self.at(position)
         if kept is not None:
             kept.truncate(position, preallocate=self._preallocate)
@@ -265,7 +265,7 @@ class SegmentFiles:
                     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                     if not full or last is None or last.start <= position:
                         raise
-                    self._remove(last.start)
+                    self._files.pop(last.start).delete()
         if lacking:
             kept = sum(file.start in self._files for file in lacking)
             logger.info(
@@ -315,9 +315,6 @@ class SegmentFiles:
         made = SegmentFile(self._disk, path, start=start, size=size, create=create)
         self._files[start] = made
         return made
-
-    def _remove(self, start: int) -> None:
-        self._files.pop(start).delete()
 
 
 class SegmentNameSync:

@@ -17,7 +17,7 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, StoreDamaged
@@ -45,9 +45,7 @@ class LiteTopic(NamedTuple):
     last_ms: int  # log time of its last message
 
 
-class LiteTopicTable:
-    """Implements `store.snapshot.SnapshotTable`."""
-
+class LiteTopicTable(SnapshotTable):
     table_number = 9
 
     def __init__(self, store: MessageStore) -> None:
@@ -194,9 +192,6 @@ class LiteTopicTable:
             else:
                 self._put(lite)
             at += 2 + size
-
-    def restored(self) -> None:
-        return
 
 
 def _encode(what: LiteTopicChange, lite: LiteTopic) -> bytes:

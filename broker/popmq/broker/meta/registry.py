@@ -1,14 +1,15 @@
 """Topics, groups, the receipt key and the store id: all of them records of the log (D1).
 
-The tables are a function of the META records, applied in log order; ids only grow, so a name
-that was deleted and made again is another topic and old records never reach it.
+MetadataTable is a function of the META records, applied in log order; Registry writes them.  Ids
+only grow, so a name that was deleted and made again is another topic and old records never reach
+it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 from popmq.broker.meta.lite_topics import LiteTopicTable
 from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
@@ -38,7 +39,7 @@ class DeletionListener(Protocol):
     def on_group_deleted(self, group: SubscriptionGroup) -> None: ...
 
 
-class Registry:
+class MetadataTable(SnapshotTable):
     table_number = 1
 
     def __init__(self, store: MessageStore, listener: DeletionListener) -> None:
@@ -112,7 +113,126 @@ class Registry:
     def groups(self) -> Iterator[SubscriptionGroup]:
         return iter(sorted(self._groups.values(), key=lambda group: group.name))
 
-    # -- change
+    # -- copies of another broker group's (meta/copied_meta.py)
+
+    @property
+    def meta_state(self) -> tuple[int, int]:
+        """Which state of the owner's topics and groups this is: a higher one is newer."""
+        if self.owner:
+            return self.owner_epoch, self.owner_version
+        return self._store.epoch, self.changes
+
+    @property
+    def has_deleted(self) -> bool:
+        """Whether a topic or a group of this group's own was ever deleted."""
+        given = self._last_topic_id - topics.FIRST_USER_TOPIC_ID + 1 + self._last_group_id
+        kept = sum(one < topics.FIRST_LOCAL_TOPIC_ID for one in self._topics_by_id)
+        return given > kept + len(self._groups_by_id)
+
+    def request_topic_copy(self, name: str) -> None:
+        if len(self.missing_topics) < WANTED_LIMIT:
+            self.missing_topics.add(name)
+
+    def request_group_copy(self, name: str) -> None:
+        if len(self.missing_groups) < WANTED_LIMIT:
+            self.missing_groups.add(name)
+
+    # -- apply
+
+    def apply(self, body: bytes) -> None:
+        """One META record, in log order."""
+        record = MetaRecord.FromString(body)
+        if record.version != META_VERSION:
+            raise StoreDamaged(
+                f"a record of rmq_sys_meta has version {record.version}, this build reads "
+                f"{META_VERSION}: start a newer popmq"
+            )
+        match record.WhichOneof("change"):
+            case "topic":
+                self.changes += 1
+                self._put_topic(topic_of(record.topic))
+            case "topic_deleted":
+                self.changes += 1
+                self._drop_topic(record.topic_deleted)
+            case "group":
+                self.changes += 1
+                group = group_of(record.group)
+                self._groups[group.name] = self._groups_by_id[group.id] = group
+                self._last_group_id = max(self._last_group_id, group.id)
+            case "group_deleted":
+                self.changes += 1
+                gone = self._groups_by_id.pop(record.group_deleted, None)
+                if gone is not None:
+                    del self._groups[gone.name]
+                    self._listener.on_group_deleted(gone)
+            case "receipt_key":
+                self.receipt_key = record.receipt_key
+            case "store_id":
+                self.log_id = record.store_id
+            case "last_ids":
+                self._last_topic_id = max(self._last_topic_id, record.last_ids.topic)
+                self._last_group_id = max(self._last_group_id, record.last_ids.group)
+                self._last_local_id = max(self._last_local_id, record.last_ids.local_topic)
+                self._restored_changes = record.last_ids.changes
+            case "followed":
+                self.owner = record.followed.owner
+                self.owner_epoch = record.followed.epoch
+                self.owner_version = record.followed.version
+            case "draining":
+                self.draining = record.draining
+
+    # -- snapshots (persistence/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        version = META_VERSION
+        last_ids = LastIds(
+            topic=self._last_topic_id,
+            group=self._last_group_id,
+            local_topic=self._last_local_id,
+            changes=self.changes,
+        )
+        followed = Followed(owner=self.owner, version=self.owner_version, epoch=self.owner_epoch)
+        records = [
+            MetaRecord(version=version, last_ids=last_ids),
+            MetaRecord(version=version, receipt_key=self.receipt_key),
+            MetaRecord(version=version, store_id=self.log_id),
+            MetaRecord(version=version, followed=followed),
+            MetaRecord(version=version, draining=self.draining),
+        ]
+        topics_now, groups_now = list(self.topics()), list(self.groups())
+        return _pieces(records, topics_now, groups_now)
+
+    def restore(self, content: bytes) -> None:
+        at = 0
+        while at < len(content):
+            size = int.from_bytes(content[at : at + 4], "big")
+            self.apply(content[at + 4 : at + 4 + size])
+            at += 4 + size
+
+    def restored(self) -> None:
+        self.changes = self._restored_changes
+
+    def _put_topic(self, topic: TopicConfig) -> None:
+        known = topic.id in self._topics_by_id
+        self._topics[topic.name] = self._topics_by_id[topic.id] = topic
+        if topic.id >= topics.FIRST_LOCAL_TOPIC_ID:
+            self._last_local_id = max(self._last_local_id, topic.id)
+        else:
+            self._last_topic_id = max(self._last_topic_id, topic.id)
+        if not known:
+            self._store.add_topic(topic.id, topic.name)
+
+    def _drop_topic(self, topic_id: int) -> None:
+        gone = self._topics_by_id.pop(topic_id, None)
+        if gone is not None:
+            del self._topics[gone.name]
+            self._store.dispatch.drop_topic(topic_id)
+            self.lites.drop_topic(topic_id)
+            self._listener.on_topic_deleted(gone)
+
+
+class Registry(MetadataTable):
+    """A change is checked, written and applied."""
 
     def create_topic(self, wanted: TopicConfig, *, internal: bool = False) -> TopicConfig:
         """Write the topic with a new id. Raises BAD_REQUEST when the name is taken.
@@ -223,33 +343,9 @@ class Registry:
             self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
         self._write(MetaRecord(version=META_VERSION, group_deleted=gone.id))
 
-    # -- copies of another broker group's (meta/copied_meta.py)
-
-    def owned_records(self) -> list[MetaRecord]:
-        """What other broker groups copy: all topics that users made, and all groups."""
-        own = [one for one in self.topics() if one.name[0] != "%"]
-        return [
-            *(MetaRecord(version=META_VERSION, topic=topic_record(one)) for one in own),
-            *(MetaRecord(version=META_VERSION, group=group_record(one)) for one in self.groups()),
-        ]
-
     def apply_owner_record(self, record: MetaRecord) -> None:
         """A topic or a group as its owner has it, with the owner's id."""
         self._write(record)
-
-    @property
-    def meta_state(self) -> tuple[int, int]:
-        """Which state of the owner's topics and groups this is: a higher one is newer."""
-        if self.owner:
-            return self.owner_epoch, self.owner_version
-        return self._store.epoch, self.changes
-
-    @property
-    def has_deleted(self) -> bool:
-        """Whether a topic or a group of this group's own was ever deleted."""
-        given = self._last_topic_id - topics.FIRST_USER_TOPIC_ID + 1 + self._last_group_id
-        kept = sum(one < topics.FIRST_LOCAL_TOPIC_ID for one in self._topics_by_id)
-        return given > kept + len(self._groups_by_id)
 
     def set_copied_version(self, owner: str, epoch: int, version: int) -> None:
         followed = Followed(owner=owner, epoch=epoch, version=version)
@@ -258,13 +354,11 @@ class Registry:
     def set_draining(self, draining: bool) -> None:
         self._write(MetaRecord(version=META_VERSION, draining=draining))
 
-    def request_topic_copy(self, name: str) -> None:
-        if len(self.missing_topics) < WANTED_LIMIT:
-            self.missing_topics.add(name)
+    def set_receipt_key(self, key: bytes) -> None:
+        self._write(MetaRecord(version=META_VERSION, receipt_key=key))
 
-    def request_group_copy(self, name: str) -> None:
-        if len(self.missing_groups) < WANTED_LIMIT:
-            self.missing_groups.add(name)
+    def set_log_id(self, log_id: str) -> None:
+        self._write(MetaRecord(version=META_VERSION, store_id=log_id))
 
     def _check_owned(self) -> None:
         if self.owner:
@@ -273,101 +367,6 @@ class Registry:
                 f"topics and consumer groups are owned by broker group {self.owner}: ask that one",
             )
 
-    def set_receipt_key(self, key: bytes) -> None:
-        self._write(MetaRecord(version=META_VERSION, receipt_key=key))
-
-    def set_log_id(self, log_id: str) -> None:
-        self._write(MetaRecord(version=META_VERSION, store_id=log_id))
-
-    # -- apply
-
-    def apply(self, body: bytes) -> None:
-        """One META record, in log order."""
-        record = MetaRecord.FromString(body)
-        if record.version != META_VERSION:
-            raise StoreDamaged(
-                f"a record of rmq_sys_meta has version {record.version}, this build reads "
-                f"{META_VERSION}: start a newer popmq"
-            )
-        match record.WhichOneof("change"):
-            case "topic":
-                self.changes += 1
-                self._put_topic(topic_of(record.topic))
-            case "topic_deleted":
-                self.changes += 1
-                self._drop_topic(record.topic_deleted)
-            case "group":
-                self.changes += 1
-                group = group_of(record.group)
-                self._groups[group.name] = self._groups_by_id[group.id] = group
-                self._last_group_id = max(self._last_group_id, group.id)
-            case "group_deleted":
-                self.changes += 1
-                gone = self._groups_by_id.pop(record.group_deleted, None)
-                if gone is not None:
-                    del self._groups[gone.name]
-                    self._listener.on_group_deleted(gone)
-            case "receipt_key":
-                self.receipt_key = record.receipt_key
-            case "store_id":
-                self.log_id = record.store_id
-            case "last_ids":
-                self._last_topic_id = max(self._last_topic_id, record.last_ids.topic)
-                self._last_group_id = max(self._last_group_id, record.last_ids.group)
-                self._last_local_id = max(self._last_local_id, record.last_ids.local_topic)
-                self._restored_changes = record.last_ids.changes
-            case "followed":
-                self.owner = record.followed.owner
-                self.owner_epoch = record.followed.epoch
-                self.owner_version = record.followed.version
-            case "draining":
-                self.draining = record.draining
-
-    # -- snapshots (persistence/snapshot.py)
-
-    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        version = META_VERSION
-        last_ids = LastIds(
-            topic=self._last_topic_id,
-            group=self._last_group_id,
-            local_topic=self._last_local_id,
-            changes=self.changes,
-        )
-        followed = Followed(owner=self.owner, version=self.owner_version, epoch=self.owner_epoch)
-        records = [
-            MetaRecord(version=version, last_ids=last_ids),
-            MetaRecord(version=version, receipt_key=self.receipt_key),
-            MetaRecord(version=version, store_id=self.log_id),
-            MetaRecord(version=version, followed=followed),
-            MetaRecord(version=version, draining=self.draining),
-        ]
-        topics_now, groups_now = list(self.topics()), list(self.groups())
-        return self._pieces(records, topics_now, groups_now)
-
-    def restore(self, content: bytes) -> None:
-        at = 0
-        while at < len(content):
-            size = int.from_bytes(content[at : at + 4], "big")
-            self.apply(content[at + 4 : at + 4 + size])
-            at += 4 + size
-
-    def restored(self) -> None:
-        self.changes = self._restored_changes
-
-    def _pieces(
-        self,
-        records: list[MetaRecord],
-        topics_now: list[TopicConfig],
-        groups_now: list[SubscriptionGroup],
-    ) -> Iterator[tuple[bytes, int]]:
-        yield _piece(records)
-        for at in range(0, len(topics_now), _PER_PIECE):
-            part = topics_now[at : at + _PER_PIECE]
-            yield _piece([MetaRecord(version=META_VERSION, topic=topic_record(t)) for t in part])
-        for at in range(0, len(groups_now), _PER_PIECE):
-            some = groups_now[at : at + _PER_PIECE]
-            yield _piece([MetaRecord(version=META_VERSION, group=group_record(g)) for g in some])
-
     def _write(self, record: MetaRecord) -> None:
         body = record.SerializeToString()
         self._store.put_record(
@@ -375,23 +374,26 @@ class Registry:
         )
         self.apply(body)
 
-    def _put_topic(self, topic: TopicConfig) -> None:
-        known = topic.id in self._topics_by_id
-        self._topics[topic.name] = self._topics_by_id[topic.id] = topic
-        if topic.id >= topics.FIRST_LOCAL_TOPIC_ID:
-            self._last_local_id = max(self._last_local_id, topic.id)
-        else:
-            self._last_topic_id = max(self._last_topic_id, topic.id)
-        if not known:
-            self._store.add_topic(topic.id, topic.name)
 
-    def _drop_topic(self, topic_id: int) -> None:
-        gone = self._topics_by_id.pop(topic_id, None)
-        if gone is not None:
-            del self._topics[gone.name]
-            self._store.dispatch.drop_topic(topic_id)
-            self.lites.drop_topic(topic_id)
-            self._listener.on_topic_deleted(gone)
+def owned_records(table: MetadataTable) -> list[MetaRecord]:
+    """What other broker groups copy: all topics that users made, and all groups."""
+    own = [one for one in table.topics() if one.name[0] != "%"]
+    return [
+        *(MetaRecord(version=META_VERSION, topic=topic_record(one)) for one in own),
+        *(MetaRecord(version=META_VERSION, group=group_record(one)) for one in table.groups()),
+    ]
+
+
+def _pieces(
+    records: list[MetaRecord], topics_now: list[TopicConfig], groups_now: list[SubscriptionGroup]
+) -> Iterator[tuple[bytes, int]]:
+    yield _piece(records)
+    for at in range(0, len(topics_now), _PER_PIECE):
+        part = topics_now[at : at + _PER_PIECE]
+        yield _piece([MetaRecord(version=META_VERSION, topic=topic_record(t)) for t in part])
+    for at in range(0, len(groups_now), _PER_PIECE):
+        some = groups_now[at : at + _PER_PIECE]
+        yield _piece([MetaRecord(version=META_VERSION, group=group_record(g)) for g in some])
 
 
 def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:

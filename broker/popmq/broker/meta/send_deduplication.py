@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.common.protocol.messaging_payloads import PutResult
 from popmq.common.settings.send_settings import DedupSettings
 
@@ -40,8 +41,8 @@ class FirstSend(NamedTuple):
     half: bool
 
 
-class SendDeduplication:
-    """Implements `store.snapshot.SnapshotTable`; what has left it by now is no state."""
+class SendDeduplication(SnapshotTable):
+    """What has left it by now is no state."""
 
     table_number = 7
 
@@ -189,9 +190,6 @@ class SendDeduplication:
             at += _ENTRY.size
             key, at = content[at : at + size], at + size
             self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset, from_ms)
-
-    def restored(self) -> None:
-        return
 
 
 def _key(topic_id: int, message_id: bytes) -> bytes:

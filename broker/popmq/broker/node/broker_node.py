@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.controller_clients import ControllerClients
-from popmq.broker.ha.controller_wire import alter_to_wire, record_from_wire
+from popmq.broker.ha.controller_wire import record_from_wire
 from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
@@ -21,7 +21,6 @@ from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.initial_epochs import begin_alone, begin_epochs
 from popmq.broker.ha.role import BrokerRole, GroupRecord, GroupView, RoleOrder, newest, order
 from popmq.broker.ha.status import BrokerStatus, described, registration
-from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere
 from popmq.broker.node.gate import Gate
@@ -30,6 +29,7 @@ from popmq.broker.node.meta_follower import MetaFollower
 from popmq.broker.node.slave_role import SlaveRole
 from popmq.broker.node.timer_migrator import TimerMigrator
 from popmq.broker.persistence.state_hashes import Compared
+from popmq.broker.persistence.wipe import wipe
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
@@ -93,16 +93,12 @@ class BrokerNode:
         )
         self.controllers = ControllerClients(
             controllers,
+            self,
             cluster=settings.cluster.name,
             group=settings.broker.name,
             heartbeat_ms=settings.controller.heartbeat_ms,
             watches=not self.solo,
             now_ms=self.now_ms,
-            registration=lambda: registration(self.status()),
-            store_id=lambda: self.identity.store_id,
-            on_view=self.on_view,
-            on_record=self.on_record,
-            on_cluster=self._on_cluster,
         )
         self.meta = MetaFollower(
             cluster=settings.cluster.name,
@@ -216,7 +212,14 @@ class BrokerNode:
             by_code[code] = by_code.get(code, 0) + count
         return by_code
 
-    # -- orders
+    # -- what controllers say (ControlledNode)
+
+    @property
+    def store_id(self) -> str:
+        return self.identity.store_id
+
+    def registration(self) -> bytes:
+        return registration(self.status())
 
     def on_view(self, view: GroupView) -> None:
         """A controller said what the group looks like now."""
@@ -250,7 +253,7 @@ class BrokerNode:
             case RoleOrder.LEAD:
                 self._lead(record)
 
-    def _on_cluster(self, told: RegisterReply) -> None:
+    def on_cluster(self, told: RegisterReply) -> None:
         self.meta.hear(told.owner, told.owner_address, told.owner_epoch)
         self.mover.hear(told.peers)
         self.following.hear_grant(
@@ -302,31 +305,17 @@ class BrokerNode:
         self._named_by = None
         self.following.tables.leads()
         self.leadership = MasterRole(
-            self.settings,
             self.broker,
             self.identity,
             self.epochs,
             self.gate,
             record,
-            disk=self._disk,
-            ask=self._ask_alter,
-            reachable=lambda: self.controllers.reachable,
+            controllers=self.controllers,
             become=self._become,
             now_ms=self.now_ms,
-            rng=self._rng,
         )
         self._become(BrokerRole.OPENING)
         self.leadership.start()
-
-    def _ask_alter(self, alter: AlterSyncStateSet) -> None:
-        self.controllers.alter(
-            alter_to_wire(
-                alter,
-                cluster=self.settings.cluster.name,
-                group=self.settings.broker.name,
-                leader=self.identity.store_id,
-            )
-        )
 
     # -- from master to slave, and from the wrong log to none
 
@@ -366,10 +355,11 @@ class BrokerNode:
         if self.identity.copying:
             self.identity.renew(copying=True)
             self.epochs.clear()
-            broker.wipe()
+            wipe(self._disk, self.settings.broker.data)
             self.following.tables.wiped()
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
-        broker.start_slave()
+        broker.open()
+        broker.following.start()
         self._begin_epochs()
         self.following.begin(broker)
 
@@ -383,6 +373,10 @@ class BrokerNode:
 
     def epoch_starts(self) -> Sequence[int]:
         return self.epochs.starts
+
+    def on_batch(self) -> None:
+        if self.leadership is not None:
+            self.leadership.side.grown()
 
     def on_durable(self, position: int) -> None:
         if self.solo:

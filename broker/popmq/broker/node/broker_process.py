@@ -8,15 +8,14 @@ import fcntl
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.role import BrokerRole as HaRole
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.node.metrics import broker_metrics
-from popmq.broker.node.pacing import BUSY_MS, Pacing, ReplicaPacing
-from popmq.broker.node.replication_metrics import replication_metrics
+from popmq.broker.node.pacing import BUSY_MS, Pacing
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.disk import Disk, RealDisk
@@ -36,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 HAND_OVER_MS = 2_000  # a planned one, at a stop
+# With replicas: orders, and what is told to others, wait for the next step too.
+REPLICA_REST_MS = 25
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -201,7 +202,7 @@ class BrokerProcess:
         """Answer who waits, let the disk catch up, leave a clean store."""
         well = self._started and not self.failed.done()
         if well and not self.node.solo and self.node.role is HaRole.MASTER:
-            await self._hand_over()
+            await _hand_over(self._settings, self._controllers)
         await self._stop_steps()
         if well:
             self.node.stop()
@@ -216,7 +217,8 @@ class BrokerProcess:
         await asyncio.sleep(0)  # the news of their last work
         if well and not self.failed.done():
             self.node.close()
-        self._release_lock()
+        if self._lock is not None:
+            self._lock.release()
 
     def fail(self, error: BaseException) -> None:
         """Nothing more can be promised, so the process has to end (D2): `stop` leaves the store
@@ -225,19 +227,6 @@ class BrokerProcess:
         if failed is not None and not failed.done():
             failed.set_exception(error)
             failed.exception()  # it was logged: asyncio need not report it
-
-    async def _hand_over(self) -> None:
-        """A master that stops lets another take over first: clients wait for a moment only."""
-        request = FailoverRequest(
-            cluster=self._settings.cluster.name, group=self._settings.broker.name
-        ).SerializeToString()
-        for port in self._controllers:
-            try:
-                await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
-            except PopmqError as refusal:
-                logger.info("not handed over", extra={"reason": str(refusal)})
-            else:
-                return
 
     async def kill(self) -> None:
         """End like a process that is killed: nothing is answered, written or closed properly."""
@@ -250,7 +239,8 @@ class BrokerProcess:
             flusher.stop()
         await asyncio.sleep(0)  # the news of their last work
         self.node.release_files()
-        self._release_lock()
+        if self._lock is not None:
+            self._lock.release()
 
     async def settle(self) -> None:
         """Return once nothing is left to do at this time: no step finds work, no thread has
@@ -321,16 +311,12 @@ class BrokerProcess:
             with suppress(asyncio.CancelledError):
                 await self._steps
 
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-
     async def _settled(self) -> None:
         """Wait until all that was appended is confirmed; not for ever where that takes others."""
         if not self.node.is_serving:
             return
         done = asyncio.Event()
-        self.broker.when_confirmed(done.set)
+        self.broker.buffer.when_confirmed(done.set)
         self.failed.add_done_callback(lambda _: done.set())
         with suppress(TimeoutError):
             async with asyncio.timeout(None if self.node.solo else SETTLE_MS / 1000):
@@ -349,6 +335,20 @@ class BrokerProcess:
             self.fail(error)
 
 
+async def _hand_over(settings: Settings, controllers: list[FramePort]) -> None:
+    """A master that stops lets another take over first: clients wait for a moment only."""
+    request = FailoverRequest(
+        cluster=settings.cluster.name, group=settings.broker.name
+    ).SerializeToString()
+    for port in controllers:
+        try:
+            await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
+        except PopmqError as refusal:
+            logger.info("not handed over", extra={"reason": str(refusal)})
+        else:
+            return
+
+
 async def _emptied(flusher: OwnFlusher) -> None:
     """Wait until the flusher did what it was given, and said so."""
     emptied = asyncio.get_running_loop().create_future()
@@ -362,3 +362,56 @@ def frame_settings(settings: Settings) -> FrameSettings:
         max_buffered_bytes=settings.frames.max_buffered_bytes,
         max_in_flight=settings.frames.max_in_flight,
     )
+
+
+class ReplicaPacing:
+    """The same for a broker of several; while its role changes, or it copies, it does not rest."""
+
+    def __init__(self, node: BrokerNode, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._broker: Broker | None = None
+        self._rest: Pacing
+
+    def wait_ms(self) -> int:
+        node = self._node
+        if node.changing or node.role not in (HaRole.MASTER, HaRole.SLAVE):
+            return BUSY_MS
+        broker = node.broker
+        if broker is not self._broker:  # another one after each change of roles
+            self._broker, self._rest = broker, Pacing(broker, self._clock)
+        slave = broker.store.slave
+        if slave is not None and slave.applied < broker.store.confirmed:
+            return BUSY_MS
+        return min(self._rest.wait_ms(), REPLICA_REST_MS)
+
+
+def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
+    """Plain numbers, read at each scrape; a broker alone has only its role and epoch."""
+    status = node.status()
+    for role in HaRole:
+        yield reading("replication_role", role is status.role, role.name)
+    yield reading("replication_epoch", status.epoch)
+    if node.solo:
+        return
+    settings = node.settings.replication
+    yield reading("replication_in_sync_replicas", len(status.members))
+    yield reading("replication_min_in_sync_replicas", settings.effective_min_in_sync)
+    yield reading("replication_confirmed_bytes", status.confirmed)
+    yield reading("replication_lag_bytes", status.lag_bytes)
+    for slave in status.slaves:
+        lag = max(0, status.end - slave.acked)
+        yield reading("replication_slave_lag_bytes", lag, slave.node)
+    yield reading("replication_elections", node.elections)
+    yield reading("replication_truncations", node.following.truncations)
+    yield reading("replication_truncated_bytes", node.following.truncated_bytes)
+    tables = node.following.tables
+    yield reading("store_rebuilds", node.rebuilds)
+    yield reading("replication_diverged", tables.diverged)
+    yield reading("replication_differs", tables.differs)
+    yield reading("replication_copying", status.role is HaRole.COPYING)
+    yield reading("replication_copied_percent", node.following.copying.percent)
+    yield reading("replication_copying_bytes", node.following.copying.position)
+    if status.timers is not None:
+        age_ms = max(0, status.now_ms - status.timers.taken_ms)
+        yield reading("timer_checkpoint_age_seconds", age_ms / 1000)

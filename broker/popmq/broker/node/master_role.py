@@ -5,7 +5,6 @@ replicas are there to confirm them, and nobody while another is about to take ov
 """
 
 import logging
-import random
 from collections.abc import Callable
 
 from popmq.broker.core.broker import Broker
@@ -16,42 +15,36 @@ from popmq.broker.ha.replication_server import ReplicationServer
 from popmq.broker.ha.role import BrokerRole, GroupRecord
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.status import SlaveStatus
-from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
+from popmq.broker.ha.sync_state import SyncState
+from popmq.broker.ha.sync_state_set_updater import SyncStateSetOwner
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.node.gate import Gate
-from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotMaster, Refused, TooManyRequests, Unavailable
 from popmq.common.protocol.messaging_payloads import OnReply
 from popmq.common.protocol.replication_payloads import MasterTimers
-from popmq.common.settings.settings import Settings
 from popmq.common.wire.controller_pb2 import HandOverRequest
 
 logger = logging.getLogger(__name__)
 
 
 class MasterRole:
-    """`begin`, then `step` until `end`. `become` hears of each role, `ask` of each request for
-    another SyncStateSet; `reachable` says whether a controller is there to get it."""
+    """`start`, then `step` until `resign`. `become` hears of each role."""
 
     def __init__(
         self,
-        settings: Settings,
         broker: Broker,
         identity: Identity,
         epochs: EpochFile,
         gate: Gate,
         record: GroupRecord,
         *,
-        disk: Disk,
-        ask: Callable[[AlterSyncStateSet], None],
-        reachable: Callable[[], bool],
+        controllers: SyncStateSetOwner,
         become: Callable[[BrokerRole], None],
         now_ms: Callable[[], int],
-        rng: random.Random,
     ) -> None:
         """Everything that is here counts: what was acknowledged is among it (R11)."""
         self.role = BrokerRole.OPENING
-        self._settings = settings
+        self._settings = settings = broker.settings
         self._broker = broker
         self._store = store = broker.store
         self._gate = gate
@@ -75,14 +68,12 @@ class MasterRole:
             store,
             sync,
             epochs,
-            SnapshotSource(disk, settings.broker.data, store.readers),
+            SnapshotSource(broker.disk, settings.broker.data, store.readers),
             settings.replication,
-            log_id=lambda: broker.registry.log_id,
-            timers=self.timers,
-            ask=ask,
-            reachable=reachable,
+            self,
+            controllers=controllers,
             now_ms=now_ms,
-            rng=rng,
+            rng=broker.rng,
         )
         self.server = BrokerServer(broker, self.side.received)
 
@@ -98,9 +89,8 @@ class MasterRole:
                 "timers_read_ms": read_ms,
             },
         )
-        self._store.replicas.watch(self.side.grown)
         self._gate.slaves.open(self.side)
-        self._broker.promote(self.epoch, self._opened)
+        self._broker.following.promote(self.epoch, self._opened)
         self.side.durable(self._store.durable)
 
     def step(self) -> int:
@@ -147,8 +137,11 @@ class MasterRole:
         until_ms = self._now_ms() + min(asked.wait_ms or limit_ms, limit_ms)
         self._hand_over = MasterHandOver(self._store, to, until_ms=until_ms, on_reply=on_reply)
 
-    def timers(self) -> MasterTimers:
-        """The TimerCheckPoint of this moment."""
+    @property
+    def log_id(self) -> str:
+        return self._broker.registry.log_id
+
+    def timer_check_point(self) -> MasterTimers:
         cursors = self._broker.timers.service.cursors()
         return MasterTimers(self.epoch, cursors.last_read_ms, cursors.queue_offset, cursors.log_ms)
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.meta.meta_records import group_of, topic_of
-from popmq.broker.meta.registry import Registry
+from popmq.broker.meta.registry import Registry, owned_records
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.topics import SubscriptionGroup, TopicConfig
@@ -112,7 +112,7 @@ class MetaFollower:
             done += 1
         if not self._changes:
             self._unconfirmed = True
-            broker.when_confirmed(lambda: self._copied(broker))
+            broker.buffer.when_confirmed(lambda: self._copied(broker))
         return done
 
     def _copied(self, broker: Broker) -> None:
@@ -214,7 +214,7 @@ class MetaFollower:
                 f"{self._owner} as their owner"
             )
             return True
-        if registry.owner or not registry.owned_records():
+        if registry.owner or not owned_records(registry):
             return False
         self._complain(
             f"this broker group has topics or consumer groups of its own, {self._owner} owns those "

@@ -101,7 +101,7 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
 def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     acks, revive, buffer = broker.acks, broker.revive, broker.buffer
     yield reading("acks", acks.acked)
-    yield from _by_pair("group_messages_acked", acks.by_pair.counts)
+    yield from _by_pair("group_messages_acked", broker.pops.acked.counts)
     yield reading("repeated_acks", acks.repeated)
     yield reading("ack_latency_seconds", acks.latency)
     yield reading("refused_handles", acks.refused)
@@ -190,7 +190,7 @@ def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Ite
         return
     unknown = watched.unknown_ages if some[0].ready else 0
     since_ms = watched.oldest_wall_ms if some[0].ready else 0
-    waits_ms = max(0, broker.wall_ms() - since_ms) if since_ms else 0
+    waits_ms = max(0, broker.clock.wall_ms() - since_ms) if since_ms else 0
     yield reading("consumer_unknown_age_queues", unknown, group, topic)
     if since_ms or not unknown:  # an age that nobody knows is not 0
         yield reading("consumer_queueing_latency_seconds", waits_ms / 1_000, group, topic)

@@ -6,14 +6,10 @@ known; so without new records steps come rarely, and the next record wakes the l
 """
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.ha.role import BrokerRole
-from popmq.broker.node.broker_node import BrokerNode
 from popmq.common.clock import Clock
 
 BUSY_MS = 5
 REST_MS = 200
-# With replicas: orders, and what is told to others, wait for the next step too.
-REPLICA_REST_MS = 25
 QUIET_MS = 1_000  # since the last record: what followed from it is over, or counted below
 
 
@@ -35,7 +31,7 @@ class Pacing:
             return BUSY_MS
         # A receive that waits is answered, a delivery comes back, and a timer fires in time.
         nearest_ms = min(
-            broker.polling.next_ms(broker.waits_ms(), REST_MS),
+            broker.polling.next_ms(broker.waits.boot_ms(), REST_MS),
             broker.table.due_times.next_ms(broker.store.log_ms(), REST_MS),
             broker.timers.next_ms(REST_MS),
         )
@@ -49,25 +45,3 @@ class Pacing:
             or broker.catch_up.is_throttling
             or broker.parking.moving
         )
-
-
-class ReplicaPacing:
-    """The same for a broker of several; while its role changes, or it copies, it does not rest."""
-
-    def __init__(self, node: BrokerNode, clock: Clock) -> None:
-        self._node = node
-        self._clock = clock
-        self._broker: Broker | None = None
-        self._rest: Pacing
-
-    def wait_ms(self) -> int:
-        node = self._node
-        if node.changing or node.role not in (BrokerRole.MASTER, BrokerRole.SLAVE):
-            return BUSY_MS
-        broker = node.broker
-        if broker is not self._broker:  # another one after each change of roles
-            self._broker, self._rest = broker, Pacing(broker, self._clock)
-        slave = broker.store.slave
-        if slave is not None and slave.applied < broker.store.confirmed:
-            return BUSY_MS
-        return min(self._rest.wait_ms(), REPLICA_REST_MS)

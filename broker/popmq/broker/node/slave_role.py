@@ -7,7 +7,7 @@ from popmq.broker.ha.catch_up_progress import CatchUpProgress
 from popmq.broker.ha.differing_snapshots import DifferingSnapshots
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.replication_client import ReplicationClient
+from popmq.broker.ha.replication_client import Phase, ReplicationClient
 from popmq.broker.ha.replication_server import NEAR_BLOCKS
 from popmq.broker.ha.role import BrokerRole, GroupRecord, TimersHeard
 from popmq.broker.ha.snapshot_download import SnapshotDownload
@@ -16,7 +16,7 @@ from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
 from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.common.disk import Disk
 from popmq.common.protocol.messaging_payloads import Port
-from popmq.common.protocol.replication_payloads import MasterTimers
+from popmq.common.protocol.replication_payloads import MasterTimers, TablesMark
 from popmq.common.settings.settings import Settings
 
 COPY_AGAIN_MS = 1_000  # from the begin of a copy that was of no use to the next one
@@ -104,13 +104,38 @@ class SlaveRole:
             return wish if self._granted == known else None
         return None if wish.because_of_tables else wish  # an older one knows of no grant
 
-    def _log_is_useless(self, reason: str) -> None:
+    # -- what its client asks and says (FollowingBroker)
+
+    @property
+    def log_id(self) -> str:
+        return self._broker.registry.log_id
+
+    @property
+    def tables_mark(self) -> TablesMark:
+        return self.tables.mark
+
+    def on_useless_log(self, reason: str) -> None:
         self._useless = reason
+
+    def on_broken(self, broken: BaseException) -> None:
+        self._on_broken(broken)
+
+    def on_timers(self, timers: MasterTimers) -> None:
+        now_ms, following = self._now_ms(), self._broker.following
+        lived = EpochLogTime(timers.epoch, timers.log_ms)
+        following.master_lived = max(following.master_lived, lived)
+        if timers.log_ms:
+            self._broker.store.log_clock.sample(timers.log_ms, epoch=timers.epoch)
+        self.on_timer_check_point(
+            TimersHeard(timers.epoch, timers.last_read_ms, timers.queue_offset, now_ms)
+        )
+
+    # -- orders
 
     def follow(self, record: GroupRecord, address: str, *, is_new: bool) -> None:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
         # Two controllers may know two addresses; the one that works is right.
-        works = self.side is not None and self.side.following
+        works = self.side is not None and self.side.phase is Phase.FOLLOWING
         if is_new:
             self._granted = ("", 0, 0)
         if is_new or (address and address != self._leader_at and not works):
@@ -119,7 +144,17 @@ class SlaveRole:
             self.side.members = record.members
         elif address:
             self._leader_at = address
-            self.side = self._new_side(record, address)
+            self.side = ReplicationClient(
+                self._broker.store,
+                self._identity,
+                self._epochs,
+                self._open_port(address),
+                self._settings,
+                self,
+                members=record.members,
+                now_ms=self._now_ms,
+                snapshot=self._snapshot,
+            )
 
     def stop(self) -> None:
         if self.side is not None:
@@ -177,33 +212,3 @@ class SlaveRole:
         cursors = broker.timers.service.cursors()
         epoch, now_ms = self._identity.epoch, self._now_ms()
         return TimersHeard(epoch, cursors.last_read_ms, cursors.queue_offset, now_ms)
-
-    def _told_timers(self, told: MasterTimers) -> None:
-        now_ms, following = self._now_ms(), self._broker.following
-        following.master_lived = max(following.master_lived, EpochLogTime(told.epoch, told.log_ms))
-        if told.log_ms:
-            self._broker.store.log_clock.sample(told.log_ms, epoch=told.epoch)
-        self.on_timer_check_point(
-            TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, now_ms)
-        )
-
-    def _new_side(self, record: GroupRecord, address: str) -> ReplicationClient:
-        broker = self._broker
-        return ReplicationClient(
-            broker.store,
-            self._identity,
-            self._epochs,
-            self._open_port(address),
-            self._settings.replication,
-            node=self._settings.node,
-            members=record.members,
-            log_id=lambda: broker.registry.log_id,
-            timer_sync_ms=self._settings.timer.checkpoint_sync_ms,
-            now_ms=self._now_ms,
-            on_rebuild=self._log_is_useless,
-            on_broken=self._on_broken,
-            on_timers=self._told_timers,
-            copying=self.copying,
-            snapshot=self._snapshot,
-            mark=lambda: self.tables.mark,
-        )

@@ -21,7 +21,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("enqueue_lag_seconds", enqueue_lag_ms(broker) / 1_000),
         ("dequeue_lag_seconds", service.dequeue_lag_ms / 1_000),
         ("late_messages", len(state.late)),
-        ("cancelled_held", state.cancelled_count),
+        ("cancelled_held", len(state.cancelled)),
         ("far_held", enqueue.far.held),
         ("files_blocked", timers.files.blocked),
         ("leaving", len(timers.departures.leaving)),
@@ -65,7 +65,7 @@ def enqueue_lag_ms(broker: Broker) -> int:
         since_ms = broker.timers.service.queue.stored_ms(enqueue.curr_queue_offset)
     except ColdRead:  # nobody waits for the disk here: at most since nothing was behind
         since_ms = enqueue.caught_up_ms
-    return max(0, broker.wall_ms() - since_ms)
+    return max(0, broker.clock.wall_ms() - since_ms)
 
 
 def _by_topic(broker: Broker) -> list[tuple[str, int]]:

@@ -225,10 +225,10 @@ class TimerMigrator:
     def _room(self, broker: Broker) -> int:
         """How many may leave now."""
         limit = self._settings.timer.cancelled_limit
-        room = limit - limit // _KEPT_FREE - broker.timers.state.cancelled_count
+        room = limit - limit // _KEPT_FREE - len(broker.timers.state.cancelled)
         if room < 1:
             broker.timers.departures.waits_for = (
-                f"{broker.timers.state.cancelled_count} timers that were moved or recalled are "
+                f"{len(broker.timers.state.cancelled)} timers that were moved or recalled are "
                 f"remembered, and the limit is {limit} (timer.cancelled_limit), of which a tenth "
                 "is left to recalls: raise it, or the others stay until their time"
             )

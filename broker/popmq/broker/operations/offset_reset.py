@@ -132,7 +132,7 @@ class OffsetReset:
     ) -> QueueReset:
         """Append the record and apply it; tell the operator when it is confirmed."""
         self._store.guard.check_write()
-        self._pops.open_progress(group, topic, queue_id)
+        self._pops.progress(group, topic, queue_id)
         # A check point that became a record behind the reset would be one again at recovery.
         self._buffer.write_queue((group.id, topic.id, queue_id))
         done = self.plan(group, topic, queue_id, offset)

@@ -65,7 +65,7 @@ class PullOffsets:
             )
         if known is not None and known.cursor == known.committed == known.is_logged == offset:
             return False
-        self._pops.open_progress(group, topic, queue_id)
+        self._pops.progress(group, topic, queue_id)
         # As with a reset: what became a record behind this one would count again at recovery.
         self._buffer.write_queue(place)
         record = OffsetRecord(*place, offset, OffsetReason.PULLED)

@@ -8,13 +8,15 @@ and no record gets older by it (docs/concepts/store.md, "Log time").
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
-from popmq.broker.persistence.recovery import RecoveryResult
+from popmq.broker.persistence.abort_file import NO_EPOCH
+from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.common.clock import Clock, LogClock
-from popmq.common.record.message import RecordKind
+from popmq.common.record.message import Header, RecordKind
 from popmq.common.settings.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,32 @@ class Note(NamedTuple):
 class _Epoch(NamedTuple):
     log_ms: int  # when it began
     downtime_ms: int  # that its master counted before
+
+
+@dataclass(slots=True)
+class RecoveryResult:
+    """What the log and the snapshot said."""
+
+    epoch: int = 0
+    log_ms: int = 0
+    wall_ms: int = 0
+    records: int = 0
+    snapshot_position: int = 0
+    rebuilt_index: bool = False
+    own_from: int = NO_EPOCH  # records from this epoch on were written on this machine
+
+    def begin(self, head: SnapshotHeader) -> None:
+        self.epoch, self.log_ms, self.wall_ms = head.epoch, head.log_ms, head.wall_ms
+        self.snapshot_position = head.position
+
+    def passed(self, header: Header) -> None:
+        """A moved body keeps the wall time at which it was stored first; here it counts as
+        written when log time says so."""
+        if header.kind == RecordKind.MOVED:
+            self.wall_ms += header.log_ms - self.log_ms if self.wall_ms else 0
+        else:
+            self.wall_ms = header.wall_ms
+        self.epoch, self.log_ms = header.epoch, header.log_ms
 
 
 class LogTime:

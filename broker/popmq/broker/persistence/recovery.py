@@ -12,48 +12,23 @@ from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.queue_unit import index_unit
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
-from popmq.broker.persistence.abort_file import NO_EPOCH, has_abort, own_from_epoch
+from popmq.broker.persistence.abort_file import has_abort, own_from_epoch
+from popmq.broker.persistence.log_time import RecoveryResult
 from popmq.broker.persistence.snapshot import (
     Snapshot,
     SnapshotHeader,
-    SnapshotTable,
     read_snapshot,
     snapshot_names,
 )
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
-from popmq.common.record.message import Header, RecordKind, peek_message
+from popmq.common.record.message import RecordKind, peek_message
 
 logger = logging.getLogger(__name__)
 
 ApplyRecord = Callable[[ScannedRecord], None]
-
-
-@dataclass(slots=True)
-class RecoveryResult:
-    """What the log and the snapshot said."""
-
-    epoch: int = 0
-    log_ms: int = 0
-    wall_ms: int = 0
-    records: int = 0
-    snapshot_position: int = 0
-    rebuilt_index: bool = False
-    own_from: int = NO_EPOCH  # records from this epoch on were written on this machine
-
-    def begin(self, head: SnapshotHeader) -> None:
-        self.epoch, self.log_ms, self.wall_ms = head.epoch, head.log_ms, head.wall_ms
-        self.snapshot_position = head.position
-
-    def passed(self, header: Header) -> None:
-        """A moved body keeps the wall time at which it was stored first; here it counts as
-        written when log time says so."""
-        if header.kind == RecordKind.MOVED:
-            self.wall_ms += header.log_ms - self.log_ms if self.wall_ms else 0
-        else:
-            self.wall_ms = header.wall_ms
-        self.epoch, self.log_ms = header.epoch, header.log_ms
 
 
 @dataclass(frozen=True, slots=True)

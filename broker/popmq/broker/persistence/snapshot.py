@@ -19,10 +19,10 @@ files are synced up to it; two are kept.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from crc32c import crc32c
 
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.common.disk import Disk, DiskFile
 from popmq.common.step_loop import Flusher
 
@@ -34,28 +34,6 @@ _HEAD_CHECK = 0
 _LAST = 255
 _WRITE_BYTES = 256 << 10
 _HASH_MASK = (1 << 128) - 1
-
-
-class SnapshotTable(Protocol):
-    """One part's state. `table_number` is its number in the file, 1 to 254, for ever."""
-
-    table_number: int
-
-    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        """Fix the state of this moment; the iterator yields pieces and their part of the hash.
-
-        Each piece is bounded work.  A piece's part of the state hash is the sum of `entry_hash`
-        over what counts in it, so the order of entries does not matter.
-        """
-        ...
-
-    def restore(self, content: bytes) -> None:
-        """Take one piece back, in the order in which they were made."""
-        ...
-
-    def restored(self) -> None:
-        """All pieces were given back."""
-        ...
 
 
 def _check_of_head(data: bytes | bytearray) -> bytes:

@@ -6,18 +6,18 @@ to the snapshot's position.  There the snapshot gets its name, and the store is 
 before that finds no snapshot, and the store has to be copied anew (docs/concepts/store.md).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.persistence.snapshot import (
     Snapshot,
     SnapshotHeader,
-    SnapshotTable,
     read_snapshot,
 )
-from popmq.common.disk import Disk, DiskFile
+from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
+from popmq.common.disk import DiskFile
 from popmq.common.errors import Code, Refused
-from popmq.common.step_loop import Flusher
 
 _PIECES_PER_STEP = 4
 
@@ -25,17 +25,12 @@ _PIECES_PER_STEP = 4
 class SnapshotInstall:
     def __init__(
         self,
-        disk: Disk,
-        folder: str,
+        snapshots: SnapshotScheduler,
         log: CommitLog,
-        tables: Sequence[SnapshotTable],
+        commit: GroupCommit,
         *,
         start: int,
-        housekeeper: Flusher,
-        flusher: Flusher,
-        log_starts_at: Callable[[int], None],
         restored: Callable[[SnapshotHeader], None],
-        on_failure: Callable[[BaseException], None],
     ) -> None:
         """`start` is where the master's log begins. Refused unless segments can begin there."""
         if start != log.segment_start(start):
@@ -45,16 +40,11 @@ class SnapshotInstall:
                 "store.segment_bytes has to be the same on all replicas",
             )
         assert log.end == log.start == 0, "a snapshot is installed into an empty store only"
-        self._disk = disk
-        self._folder = folder
-        self._path = f"{self._folder}/copied.new"
+        self._snapshots = snapshots
+        self._path = f"{snapshots.folder}/copied.new"
         self._log = log
-        self._tables = tables
-        self._housekeeper = housekeeper
-        self._flusher = flusher
-        self._log_starts_at = log_starts_at
+        self._commit = commit
         self._restored = restored
-        self._on_failure = on_failure
         self._start = start
         self._file: DiskFile | None = None
         self._offset = 0
@@ -78,7 +68,7 @@ class SnapshotInstall:
             self.pending_bytes -= len(data)
             self._failed(error)
 
-        self._housekeeper.submit(lambda: self._write(data, offset), done)
+        self._snapshots.flusher.submit(lambda: self._write(data, offset), done)
 
     def finish(self, then: Callable[[str], None]) -> None:
         """That was all: restore the tables, and begin the log; `then` hears "" or what is wrong."""
@@ -91,13 +81,13 @@ class SnapshotInstall:
                 then(f"the snapshot that came is not whole, or older than the log at {self._start}")
                 return
             self._log.set_end(self._start)
-            self._flusher.submit(lambda: self._log.restart_at(self._start), begun)
+            self._commit.flusher.submit(lambda: self._log.restart_at(self._start), begun)
 
         def begun(error: BaseException | None) -> None:
             if not self._failed(error) and self._found is not None:
                 self._work = self._restore(self._found)
 
-        self._housekeeper.submit(self._check, checked)
+        self._snapshots.flusher.submit(self._check, checked)
 
     def step(self) -> int:
         """A piece of the tables; 1 for work done."""
@@ -115,15 +105,17 @@ class SnapshotInstall:
             if not self._failed(error):
                 then()
 
-        target = f"{self._folder}/{position:020d}"
-        self._housekeeper.submit(lambda: self._disk.replace(self._path, target), done)
+        target = f"{self._snapshots.folder}/{position:020d}"
+        self._snapshots.flusher.submit(
+            lambda: self._snapshots.disk.replace(self._path, target), done
+        )
 
     # -- inside
 
     def _write(self, data: bytes, offset: int) -> None:
         if self._file is None:
-            self._disk.make_folder(self._folder)
-            self._file = self._disk.open(self._path, create=True)
+            self._snapshots.disk.make_folder(self._snapshots.folder)
+            self._file = self._snapshots.disk.open(self._path, create=True)
             self._file.truncate(0)
         self._file.write(data, offset)
 
@@ -132,25 +124,25 @@ class SnapshotInstall:
             return
         self._file.sync()
         self._file.close()
-        self._disk.sync_folder(self._folder)
-        found = read_snapshot(self._disk, self._path)
+        self._snapshots.disk.sync_folder(self._snapshots.folder)
+        found = read_snapshot(self._snapshots.disk, self._path)
         if found is not None and found.head.position >= self._start:
-            self._log_starts_at(self._start)  # durable, before it does
+            self._snapshots.log_starts_at(self._start)  # durable, before it does
             self._found = found
 
     def _restore(self, snapshot: Snapshot) -> Iterator[None]:
-        by_number = {table.table_number: table for table in self._tables}
+        by_number = {table.table_number: table for table in self._snapshots.tables}
         for at, (number, content) in enumerate(snapshot.pieces()):
             if number in by_number:
                 by_number[number].restore(content)
             if at % _PIECES_PER_STEP == 0:
                 yield
-        for table in self._tables:
+        for table in self._snapshots.tables:
             table.restored()
             yield
         self._restored(snapshot.head)
 
     def _failed(self, error: BaseException | None) -> bool:
         if error is not None:
-            self._on_failure(error)
+            self._commit.fail(error)
         return error is not None

@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.persistence.snapshot import (
     KEPT,
     SnapshotHeader,
-    SnapshotTable,
     SnapshotWriter,
     snapshot_names,
 )
-from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.common.disk import Disk
 from popmq.common.step_loop import Flusher
 
@@ -33,15 +31,15 @@ class SnapshotScheduler:
         """`before` makes records of what is none yet; `on_finished` hears position and state hash
         of each snapshot that was made while the broker runs; `log_starts_at` makes durable where
         the log will start, before it is begun anew with another's snapshot."""
-        self._disk = disk
-        self._folder = f"{folder}/snapshot"
-        self._flusher = flusher
+        self.disk = disk
+        self.folder = f"{folder}/snapshot"
+        self.flusher = flusher
         self._every_bytes = every_bytes
         self._writer: SnapshotWriter | None = None
         self.tables: Sequence[SnapshotTable] = ()
         self._before = before
         self._on_finished = on_finished
-        self._log_starts_at = log_starts_at
+        self.log_starts_at = log_starts_at
         self.wanted = False  # make one now, however little was appended since the last one
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
@@ -85,38 +83,15 @@ class SnapshotScheduler:
             self._on_finished(self.position, self.state_hash)
         return done
 
-    def install(
-        self,
-        log: CommitLog,
-        *,
-        start: int,
-        flusher: Flusher,
-        restored: Callable[[SnapshotHeader], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> SnapshotInstall:
-        """Begin with another broker's snapshot; `flusher` is the log's."""
-        return SnapshotInstall(
-            self._disk,
-            self._folder,
-            log,
-            self.tables,
-            start=start,
-            housekeeper=self._flusher,
-            flusher=flusher,
-            log_starts_at=self._log_starts_at,
-            restored=restored,
-            on_failure=on_failure,
-        )
-
     def load(self) -> None:
         """Note which snapshots are there, and make sure that they stay.
 
         A crash may have left the name of one that was not synced, and the log is going to be
         deleted up to the older one.
         """
-        self._kept = [int(name) for name in snapshot_names(self._disk, self._folder)]
+        self._kept = [int(name) for name in snapshot_names(self.disk, self.folder)]
         if self._kept:
-            self._disk.sync_folder(self._folder)
+            self.disk.sync_folder(self.folder)
 
     @property
     def older_position(self) -> int:
@@ -130,7 +105,7 @@ class SnapshotScheduler:
         self._note(writer)
 
     def _begin(self, head: SnapshotHeader) -> SnapshotWriter:
-        return SnapshotWriter(self._disk, self._folder, head, self.tables, self._flusher)
+        return SnapshotWriter(self.disk, self.folder, head, self.tables, self.flusher)
 
     def _abandon(self, writer: SnapshotWriter) -> None:
         """A snapshot is never needed: the log has everything. Try again a step of log later."""

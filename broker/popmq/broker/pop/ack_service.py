@@ -7,9 +7,8 @@ which it can be no good any more has its own sentence.
 import struct
 from collections.abc import Sequence
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
-from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     PUSH,
@@ -18,7 +17,7 @@ from popmq.broker.deliveries.pop_check_point import (
     ReviveRecord,
 )
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
+from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -47,7 +46,7 @@ class AckService:
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
+        self._table = table  # for acks: they know themselves what waits (`unwritten_bits`)
         self._pop = pop
         self._revive = revive
         self._buffer = buffer
@@ -58,7 +57,6 @@ class AckService:
         self.rejected = 0
         self.refused = 0
         self.changed = 0
-        self.by_pair = GroupTopicCounts()
         self.latency = Histogram(LATENCY_MS, divisor=1_000)
 
     def ack(self, *, topic: str, group: str, handles: Sequence[bytes]) -> list[AckResult]:
@@ -76,7 +74,7 @@ class AckService:
             except PopmqError as error:
                 results.append(AckResult(error.code, str(error)))
         if taken:
-            self.by_pair.add((topic, group), self.acked - before)
+            self._pop.acked.add((topic, group), self.acked - before)
             now_ms = self._store.log_ms()
             for ck, bits in taken.items():
                 self._buffer.ack(ck, bits)
@@ -92,10 +90,10 @@ class AckService:
         Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
         nothing changed, when the message has to come from the disk first.
         """
-        self._buffer.flush_acks()
+        table = self._buffer.table
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
-        ck = live_check_point(self._table, receipt)
+        ck = table.find(receipt.epoch, receipt.sequence)
         if fate is DeliveryStatus.WAITING and ck is not None:
             self._check_offset(ck, receipt.queue_offset, receipt.member)
             self._revive.reject(ck, receipt.member)
@@ -109,10 +107,10 @@ class AckService:
         this one.  A push consumer's duration is raised to the group's back-off for the
         attempt, because the Node client sends 0 for every failure.
         """
-        self._buffer.flush_acks()
+        table = self._buffer.table
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
-        ck = live_check_point(self._table, receipt)
+        ck = table.find(receipt.epoch, receipt.sequence)
         if fate is not DeliveryStatus.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
@@ -139,7 +137,7 @@ class AckService:
             client=ck.client,
             flags=ck.flags & ~AUTO_RENEW,
         )
-        put_revive(self._store, self._table, record)
+        put_revive(self._store, table, record)
         self.changed += 1
         new = ReceiptHandle(
             receipt.broker,

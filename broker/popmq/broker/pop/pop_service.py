@@ -13,14 +13,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
     PUSH,
-    PopCheckPoint,
     ReviveKind,
     ReviveRecord,
 )
@@ -42,7 +41,7 @@ from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, content_of
 from popmq.common.record.message import RecordKind
-from popmq.common.record.receipt import ReceiptHandle, encode_members, sign_check_point
+from popmq.common.record.receipt import encode_members, sign_check_point
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, is_ordered
 
@@ -83,23 +82,18 @@ class PopService:
         self._settings = settings
         self._broker = broker
         self._rng = rng
-        self._sequence = 0
+        self.sequence = 0  # of the last check point that was made in this epoch
         self.has_written = False  # whether the last pop appended anything
         self._cold_fetch = ReadAhead(store)
         self._priorities = PriorityOrder(settings.priority_turn)
         self.filters = RecentFilters()
         self.metrics = PopMetrics()
-        self.delivered = GroupTopicCounts()
-
-    @property
-    def sequence(self) -> int:
-        """Of the last check point that was made in this epoch."""
-        return self._sequence
+        self.delivered, self.acked = GroupTopicCounts(), GroupTopicCounts()
 
     def next_sequence(self) -> int:
         """Check points of one epoch are numbered from 1."""
-        self._sequence += 1
-        return self._sequence
+        self.sequence += 1
+        return self.sequence
 
     def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Deliveries, and how many more messages the visited queues hold.
@@ -160,10 +154,6 @@ class PopService:
             > self.progress(want.group, topic, queue_id).cursor
             for topic, queue_id in places
         )
-
-    def open_progress(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> None:
-        """The group's first look at the queue, if it had none yet."""
-        self.progress(group, topic, queue_id)
 
     def queue_order(self, want: PopParams, *, begins: bool = True) -> list[int]:
         """The queues that a receive visits; `begins`: it does so now."""
@@ -435,19 +425,3 @@ def _by_attempt(
 
     for attempt, run in groupby(messages, attempt_of):
         yield attempt, list(run)
-
-
-def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> int:
-    """Append the record to the revive topic and apply it (D1: at append); returns its log time."""
-    log_ms = store.put_record(
-        RecordKind.REVIVE,
-        topic_id=topics.REVIVE_TOPIC_ID,
-        queue_id=record.sequence % topics.REVIVE_QUEUES,
-        body=record.encode(),
-    )
-    table.apply(record, log_ms)
-    return log_ms
-
-
-def live_check_point(table: CheckPointTable, handle: ReceiptHandle) -> PopCheckPoint | None:
-    return table.find(handle.epoch, handle.sequence)

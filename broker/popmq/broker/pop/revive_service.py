@@ -5,7 +5,7 @@ the member that it ends, so it is written once whatever crashes, and there is no
 revive log to fall behind.  Messages of FIFO groups come back in place, by a record of their own.
 """
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.client_liveness import ClientLiveness
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
@@ -21,7 +21,6 @@ from popmq.broker.deliveries.pop_check_point import (
 )
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead

@@ -16,16 +16,16 @@ from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock
-from popmq.broker.log.message_reader import MessageReader
-from popmq.broker.log.queue_unit import UNIT_SIZE, find_unit, index_unit
+from popmq.broker.log.message_reader import MessageReader, find_unit
+from popmq.broker.log.queue_unit import UNIT_SIZE, index_unit
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
-from popmq.broker.log.store_metrics import EpochLogTime, StoreMetrics
+from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.broker.persistence.abort_file import ABORT, FOLLOWS, leads, mark_running
 from popmq.broker.persistence.bulk_copy import MessageCopy, put_copies, put_moved
 from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.broker.persistence.index_flusher import IndexFlusher
-from popmq.broker.persistence.log_time import LogTime
-from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryResult
+from popmq.broker.persistence.log_time import LogTime, RecoveryResult
+from popmq.broker.persistence.recovery import ApplyRecord, Recovery
 from popmq.broker.persistence.retention import LiveBody, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
@@ -131,6 +131,10 @@ class ReplicaListener(Protocol):
         """Where the epochs of the log begin, oldest first."""
         ...
 
+    def on_batch(self) -> None:
+        """A batch is about to go to the disk: slaves may have it, too."""
+        ...
+
     def on_durable(self, position: int) -> None:
         """A batch is on this disk; a broker alone confirms it at once."""
         ...
@@ -171,18 +175,18 @@ class MessageStore:
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.log_clock = log_clock or LogClock(clock)
         self.reader = MessageReader(self._log, folder, clock, self.log_clock)
-        self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
             threads.flusher,
             clock,
-            self.metrics,
             soon=lambda work: self.call_soon(work),
             before_batch=listener.before_batch,
+            on_batch=node.on_batch if node is not None else lambda: None,
             on_durable=self._on_disk,
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
+        self.metrics = self._commit.metrics
         self.replicas = ReplicaLog(self._log, self._commit, self._on_block, self._before_truncate)
         self.slave: SlaveStore | None = None
         self._node = node

@@ -37,10 +37,6 @@ class ReplicaLog:
         """Keep the newest `limit` bytes in memory from now on; 0 keeps none."""
         self._log.tail = LogTail(limit) if limit else None
 
-    def watch(self, on_batch: Callable[[], None]) -> None:
-        """`on_batch` is called when there is more for `recent`, once for each batch."""
-        self._commit.on_batch = on_batch
-
     def trim_tail(self) -> None:
         """After a batch reached the disk."""
         if self._log.tail is not None:

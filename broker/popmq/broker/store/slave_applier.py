@@ -13,9 +13,9 @@ from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock, whole_records
+from popmq.broker.persistence.log_time import RecoveryResult
 from popmq.broker.persistence.recovery import (
     ApplyRecord,
-    RecoveryResult,
     SlaveRecoveryResult,
     queued,
 )
@@ -93,17 +93,18 @@ class SlaveApplier:
         self._dispatch.rebuilding = True
         self._dispatch.log_starts_at(start)
         self._dispatch.position = start
-        self._index.restart_at(start)
+        self._index.close()
+        self._index.load(start)
         self._commit.restarted(start)
 
     def install(self, snapshots: SnapshotScheduler, start: int) -> SnapshotInstall:
         """Begin with a master's snapshot, and its log from `start` on."""
-        return snapshots.install(
+        return SnapshotInstall(
+            snapshots,
             self._log,
+            self._commit,
             start=start,
-            flusher=self._commit.flusher,
             restored=lambda head: self.installed(head, start),
-            on_failure=self._commit.fail,
         )
 
     def add_block(self, block: LogBlock) -> None:

@@ -208,11 +208,11 @@ class DueTimers:
         end_ms = max(window_end_ms, self._load_now_ms)
         begun = min(begun, end_ms)
         until_ms = min(max(now_ms + self._look_ms, self._load_now_ms), end_ms)
-        slot_ms = self._files.next_occupied(self.loaded_until, until_ms, wait=False)
+        slot_ms = self._files.wheel.next_occupied(self.loaded_until, until_ms, wait=False)
         if slot_ms is None:
             self.loaded_until = self.ready_until = max(self.loaded_until, begun)
             return
-        slot = self._files.slot(slot_ms, wait=False)
+        slot = self._files.wheel.get(slot_ms, wait=False)
         lead_ms = self._slot_ms + slot.num // UNITS_PER_MS
         if len(self._heap) + slot.num <= EARLY_TIMERS:
             lead_ms = max(lead_ms, EARLY_MS)
@@ -220,7 +220,7 @@ class DueTimers:
         if slot_ms - lead_ms > now_ms and slot_ms >= self._load_now_ms:
             self.loaded_until = self.ready_until = max(self.loaded_until, min(slot_ms, begun))
             return
-        self._chain = self._files.read_slot(slot_ms, wait=False)
+        self._chain = self._files.log.chain(slot, wait=False)
         self.ready_until = slot_ms
         self.loaded_until = slot_ms + self._slot_ms
 

@@ -10,13 +10,12 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.common.errors import TooManyRequests
 from popmq.common.record.timer_token import TimerToken
 
 ORIGIN_LIMIT = 4_096
-_PER_PIECE = 512
 _ENTRY = struct.Struct(">QQ")  # origin, number of its newest move that is here
 
 
@@ -32,9 +31,7 @@ class IncomingTimer(NamedTuple):
     properties: bytes
 
 
-class IncomingTimers:
-    """Implements `store.snapshot.SnapshotTable`."""
-
+class IncomingTimers(SnapshotTable):
     table_number = 11
 
     def __init__(self, admission: TimerAdmission) -> None:
@@ -69,18 +66,10 @@ class IncomingTimers:
     # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        return self._pieces([_ENTRY.pack(*one) for one in self._newest.items()])
-
-    def _pieces(self, entries: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        for at in range(0, len(entries), _PER_PIECE):
-            some = entries[at : at + _PER_PIECE]
-            yield b"".join(some), sum(map(entry_hash, some))
+        return snapshot_pieces(list(self._newest.items()), lambda entry: _ENTRY.pack(*entry))
 
     def restore(self, content: bytes) -> None:
         self._newest.update(dict(_ENTRY.iter_unpack(content)))
-
-    def restored(self) -> None:
-        return
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -9,7 +9,7 @@ size (docs/concepts/timer.md, "Moved to another broker group").
 import struct
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.record.message import RecordKind
@@ -24,9 +24,7 @@ _TARGET = struct.Struct(">BH")  # 2, size of the name; then the name
 _BATCH = struct.Struct(">BI")  # 3, size of the departure; then the departure
 
 
-class OutgoingTimers:
-    """Implements `store.snapshot.SnapshotTable`."""
-
+class OutgoingTimers(SnapshotTable):
     table_number = 10
 
     def __init__(self, store: MessageStore, state: TimerState) -> None:
@@ -130,9 +128,6 @@ class OutgoingTimers:
                 batch = TimerMigrationBatch.decode(value)
                 self.target, self.origin = batch.target, batch.origin
                 self._leaving = {one.identity: one for one in batch.timers}
-
-    def restored(self) -> None:
-        return
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -79,10 +79,10 @@ class RollingTimers:
         if self.complete:
             return 0
         if self._position is None:
-            self._position = self._files.log_end
-        units, self._position = self._files.units_before(self._position, _UNITS_A_STEP)
+            self._position = self._files.log.end
+        units, self._position = self._files.log.units_before(self._position, _UNITS_A_STEP)
         for unit in units:
             if unit.roll and unit.slot_time_ms >= self._base_ms():
                 self.add(unit.due_ms, unit.identity, unit.topic_id)
-        self.complete = self._position <= self._files.log_start
+        self.complete = self._position <= self._files.log.start
         return 1

@@ -154,7 +154,8 @@ class TimerAdmission:
         slot_size_ms = self._settings.slot_ms
         topics = dict(self._enqueue.far.due_in(slot_ms))
         try:
-            for units in self._files.read_slot(slot_ms, wait=False):
+            slot = self._files.wheel.get(slot_ms, wait=False)
+            for units in self._files.log.chain(slot, wait=False):
                 topics.update((unit.identity, unit.topic_id) for unit in units if not unit.roll)
         except ColdRead as cold:
             warm = cold.warm

@@ -17,10 +17,10 @@ from popmq.broker.timer.timer_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.broker.timer.timer_log import SlotChain, TimerLog
+from popmq.broker.timer.timer_log import TimerLog
 from popmq.broker.timer.timer_recovery import recover
 from popmq.broker.timer.timer_unit import TimerUnit
-from popmq.broker.timer.timer_wheel import Slot, SlotFields, TimerWheel
+from popmq.broker.timer.timer_wheel import SlotFields, TimerWheel
 from popmq.common.disk import Disk
 from popmq.common.settings.settings import TimerSettings
 from popmq.common.step_loop import Flusher
@@ -61,10 +61,10 @@ class TimerFiles:
         self._path = f"{folder}/timercheckpoint"
         self._flusher = flusher
         self._on_failure = on_failure
-        self._wheel = TimerWheel(
+        self.wheel = TimerWheel(
             disk, f"{folder}/timerwheel", slots=settings.wheel_slots, slot_ms=settings.slot_ms
         )
-        self._log = TimerLog(
+        self.log = TimerLog(
             disk,
             f"{folder}/timerlog",
             segment_bytes=settings.log_segment_bytes,
@@ -91,14 +91,14 @@ class TimerFiles:
         StoreDamaged when a file lies in the log's folder that is no segment.
         """
         self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerFilesCheckPoint()
-        fresh = not (found.counter or self._log.names() or self._wheel.exists())
-        recovered = recover(self._wheel, self._log, found)
+        fresh = not (found.counter or self.log.names() or self.wheel.file.exists())
+        recovered = recover(self.wheel, self.log, found)
         if recovered is None:
-            self._log.close()
-            self._wheel.close()
-            self._wheel.reset()
-            self._wheel.remove_file()
-            self._log.remove_files()
+            self.log.close()
+            self.wheel.file.close()
+            self.wheel.reset()
+            self.wheel.file.remove()
+            self.log.remove_files()
             self._begin_anew([])
             self.rebuilt = True
             if not fresh:
@@ -106,11 +106,11 @@ class TimerFiles:
             return
         self.last_unit, self.newest_position = recovered.last_unit, recovered.newest_position
         self.early_ms = max(found.early_ms, recovered.early_ms)
-        self._log.write_again(found.log_position)
-        self._log.synced = found.log_position
-        files, taken = self._log.flush(), self._wheel.take_dirty()
-        made = replace(found, log_position=self._log.end, early_ms=self.early_ms)
-        self._write(files, taken, self._next(made))
+        self.log.write_again(found.log_position)
+        self.log.synced = found.log_position
+        files, taken = self.log.flush(), self.wheel.take_dirty()
+        made = replace(found, log_position=self.log.end, early_ms=self.early_ms)
+        self._write(files, taken, made)
         self._flushed()
 
     def reset(self, *, turned_ms: int | None = None) -> None:
@@ -122,8 +122,8 @@ class TimerFiles:
         """
         if turned_ms is not None:
             self._turned_ms = turned_ms
-        self._replaced = (self._replaced or []) + self._log.reset()
-        self._wheel.reset()
+        self._replaced = (self._replaced or []) + self.log.reset()
+        self.wheel.reset()
         self._flush_due_ms = 0
         self.rebuilt = True
         self.last_unit = None
@@ -133,8 +133,8 @@ class TimerFiles:
     def close(self) -> None:
         for file in (*(self._replaced or ()), *(self._replacing or ())):
             file.close()
-        self._wheel.close()
-        self._log.close()
+        self.wheel.file.close()
+        self.log.close()
 
     # -- timers
 
@@ -142,8 +142,8 @@ class TimerFiles:
     def full(self) -> bool:
         """Too much waits to be written: add nothing until a flush went through."""
         return (
-            self._log.unwritten_bytes >= TAIL_LIMIT_BYTES
-            or self._wheel.dirty_slots >= DIRTY_LIMIT_SLOTS
+            self.log.unwritten_bytes >= TAIL_LIMIT_BYTES
+            or self.wheel.dirty_slots >= DIRTY_LIMIT_SLOTS
         )
 
     def add(
@@ -165,8 +165,8 @@ class TimerFiles:
         lap of the wheel.  Raises TimerDamaged, and with `wait` off ColdRead; then nothing was
         added.
         """
-        log = self._log
-        prev = self._wheel.add(slot_time_ms, log.next_position, wait=wait)
+        log = self.log
+        prev = self.wheel.add(slot_time_ms, log.next_position, wait=wait)
         moved = identity != position
         if due_ms < slot_time_ms:
             self.early_ms = max(self.early_ms, slot_time_ms)
@@ -175,47 +175,15 @@ class TimerFiles:
             now_ms=now_ms,
         )
         if log.unwritten_bytes >= _SPILL_BYTES and not self.blocked:
-            self._spill()
-
-    def slot(self, time_ms: int, *, wait: bool = True) -> Slot:
-        """EMPTY when it is none of this lap; raises TimerDamaged, and ColdRead with `wait` off."""
-        return self._wheel.get(time_ms, wait=wait)
-
-    def next_occupied(self, from_ms: int, to_ms: int, *, wait: bool = True) -> int | None:
-        """The time of the first slot of [from_ms, to_ms) that is not empty."""
-        return self._wheel.next_occupied(from_ms, to_ms, wait=wait)
-
-    def occupied(self, from_ms: int, to_ms: int, *, wait: bool = True) -> Iterator[Slot]:
-        """The slots of [from_ms, to_ms) that are not empty, by time."""
-        return self._wheel.occupied(from_ms, to_ms, wait=wait)
+            try:
+                log.flush()
+            except OSError as error:
+                self._write_failed(error)
 
     @property
     def first_in_use_ms(self) -> int:
         """No slot before this time is in use; the first that is may be later."""
-        return self._wheel.first_in_use(self._over_ms)
-
-    def read_slot(self, time_ms: int, *, wait: bool = True) -> SlotChain:
-        """Bounded lists of a slot's units, newest first; of those that it has now.
-
-        Raises TimerDamaged; and with `wait` off ColdRead, after which `next` goes on.
-        """
-        return self._log.chain(self._wheel.get(time_ms, wait=wait), wait=wait)
-
-    @property
-    def log_start(self) -> int:
-        return self._log.start
-
-    @property
-    def log_end(self) -> int:
-        return self._log.end
-
-    def units_before(self, position: int, limit: int) -> tuple[list[TimerUnit], int]:
-        """Units of all slots, over or not: as `TimerLog.units_before`."""
-        return self._log.units_before(position, limit)
-
-    def clear_slot(self, time_ms: int) -> None:
-        """The slot is over: all its timers fired or moved on, and that is confirmed."""
-        self._wheel.clear(time_ms)
+        return self.wheel.first_in_use(self._over_ms())
 
     # -- flush
 
@@ -234,7 +202,7 @@ class TimerFiles:
         if not self._is_due(found, now_ms):
             return 0
         try:
-            files = self._log.flush()
+            files = self.log.flush()
         except OSError as error:
             self._write_failed(error)
             return 0
@@ -242,13 +210,13 @@ class TimerFiles:
         self._running = True
         replaced = self._replaced
         self._replaced, self._replacing = None, replaced
-        taken, made = self._wheel.take_dirty(), self._vouched(found)
+        taken, made = self.wheel.take_dirty(), self._vouched(found)
 
         def work() -> None:
             try:
                 if replaced is not None:
                     self._begin_anew(replaced)
-                self._write(files, taken, self._next(made))
+                self._write(files, taken, made)
             except OSError as error:
                 self._failed = error  # a stop may come before `_done`
                 raise
@@ -263,33 +231,27 @@ class TimerFiles:
         """
         if self._failed is not None and not isinstance(self._failed, _DiskFull):
             raise self._failed
-        self._wheel.keep()
+        self.wheel.keep()
         self._wait_again()
         if self._replaced is not None:
             self._begin_anew(self._replaced)
             self._replaced = None
-        files, taken = self._log.flush(), self._wheel.take_dirty()
-        self._write(files, taken, self._next(self._vouched(cursors)))
+        files, taken = self.log.flush(), self.wheel.take_dirty()
+        self._write(files, taken, self._vouched(cursors))
         self._flushed()
 
     # -- inside
 
-    @property
     def _over_ms(self) -> int:
+        """Slots before it are over."""
         return self.checkpoint.last_read_ms if self._turned_ms is None else self._turned_ms
-
-    def _spill(self) -> None:
-        try:
-            self._log.flush()
-        except OSError as error:
-            self._write_failed(error)
 
     def _is_due(self, cursors: Cursors, now_ms: int) -> bool:
         """Whether there is something to write; how far it was read alone can wait."""
         known = self.checkpoint
         return (
-            self._log.end != self._log.synced
-            or self._wheel.is_dirty
+            self.log.end != self.log.synced
+            or self.wheel.dirty_slots > 0
             or self._replaced is not None
             or cursors[1:4] != (known.queue_offset, known.master_offset, known.epoch)
             or (cursors.last_read_ms != known.last_read_ms and now_ms >= self._idle_due_ms)
@@ -298,17 +260,13 @@ class TimerFiles:
     def _vouched(self, cursors: Cursors) -> TimerFilesCheckPoint:
         return TimerFilesCheckPoint(
             last_read_ms=cursors.last_read_ms,
-            log_position=self._log.end,
+            log_position=self.log.end,
             queue_offset=cursors.queue_offset,
             master_offset=cursors.master_offset,
             epoch=cursors.epoch,
             log_ms=cursors.log_ms,
             early_ms=self.early_ms,
         )
-
-    def _next(self, checkpoint: TimerFilesCheckPoint) -> TimerFilesCheckPoint:
-        """Over the older copy, so that the newest durable one stays until this one is."""
-        return replace(checkpoint, counter=self.checkpoint.counter + 1)
 
     def _write(
         self,
@@ -321,24 +279,27 @@ class TimerFiles:
             file.sync()
         with _retried_when_full():
             if taken:
-                self._wheel.write(taken)
-                self._wheel.sync()
-            write_checkpoint(self._disk, self._path, made)
+                self.wheel.file.write(taken)
+                self.wheel.file.sync()
+            self._write_checkpoint(made)
+
+    def _write_checkpoint(self, made: TimerFilesCheckPoint) -> None:
+        """Over the older copy, so that the newest durable one stays until this one is."""
+        made = replace(made, counter=self.checkpoint.counter + 1)
+        write_checkpoint(self._disk, self._path, made)
         self.checkpoint = made
 
     def _begin_anew(self, replaced: list[SegmentFile]) -> None:
         """No wheel: from here on a crash begins anew; and the wheel comes last."""
         with _retried_when_full():
-            self._wheel.remove_file()
+            self.wheel.file.remove()
             while replaced:
                 replaced[0].delete()
                 del replaced[0]
-            made = TimerFilesCheckPoint(last_read_ms=self._over_ms, epoch=self.checkpoint.epoch)
+            made = TimerFilesCheckPoint(last_read_ms=self._over_ms(), epoch=self.checkpoint.epoch)
             for _ in range(2):  # over both copies: should one be damaged, the other counts
-                following = self._next(made)
-                write_checkpoint(self._disk, self._path, following)
-                self.checkpoint = following
-            self._wheel.begin_file()
+                self._write_checkpoint(made)
+            self.wheel.file.begin()
 
     def _done(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, _DiskFull):
@@ -348,7 +309,7 @@ class TimerFiles:
         self._running = False
         self._failed = None
         if error is not None:
-            self._wheel.keep()
+            self.wheel.keep()
             self._wait_again()
             self._write_failed(error)
             return
@@ -358,8 +319,8 @@ class TimerFiles:
     def _flushed(self) -> None:
         if self._replaced is None:
             self._turned_ms = None  # the checkpoint says so now
-        self._log.synced = self.checkpoint.log_position
-        self._wheel.flushed()
+        self.log.synced = self.checkpoint.log_position
+        self.wheel.flushed()
         self.blocked = False
         self.flushes += 1
 
@@ -373,7 +334,7 @@ class TimerFiles:
         """Segments whose slots a durable checkpoint says are over."""
         if self._turned_ms is not None:
             return False  # the checkpoint is of another wheel
-        gone = self._log.take_over(self.checkpoint.last_read_ms)
+        gone = self.log.take_over(self.checkpoint.last_read_ms)
         if not gone:
             return False
         self._running = True
@@ -382,15 +343,15 @@ class TimerFiles:
             for file in gone:
                 file.delete()
 
-        self._flusher.submit(work, self._deleted)
-        return True
+        def deleted(error: BaseException | None) -> None:
+            if error is not None:
+                self._failed = error
+                self._on_failure(error)
+                return
+            self._running = False
 
-    def _deleted(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._failed = error
-            self._on_failure(error)
-            return
-        self._running = False
+        self._flusher.submit(work, deleted)
+        return True
 
     def _write_failed(self, error: OSError) -> None:
         if not _is_full(error):

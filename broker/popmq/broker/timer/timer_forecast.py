@@ -36,7 +36,7 @@ class DueCounts:
         self._slot_ms = settings.slot_ms
         self._slots = settings.wheel_slots
         self._state = state
-        self._cancelled = state.cancelled_by_due()  # not looked at yet
+        self._cancelled = state.cancelled_by_due.copy()  # not looked at yet
         self._mixed = bytearray((self._slots + 7) // 8)  # a bit for each slot of those
         self._open: list[TimerScan] = []  # mixed slots that are to be counted
         self.counts = [0] * (len(BUCKETS_MS) + 1)

@@ -220,7 +220,7 @@ class TimerRecall:
 
     def _check_room(self, more: int) -> None:
         limit = self._settings.cancelled_limit
-        if more and self._state.cancelled_count + more > limit:
+        if more and len(self._state.cancelled) + more > limit:
             raise TooManyRequests(
                 f"{limit} timers were recalled or rescheduled whose time has not passed, which is "
                 "the limit (timer.cancelled_limit): try again later"

@@ -52,7 +52,7 @@ class TimerScan:
         """
         found: list[Slot] = []
         try:
-            every = self._files.occupied(self.at_ms, self._to_ms, wait=False)
+            every = self._files.wheel.occupied(self.at_ms, self._to_ms, wait=False)
             for slot in islice(every, _SLOTS_A_PIECE):
                 found.append(slot)
                 self.at_ms = slot.time_ms + self._slot_ms
@@ -84,10 +84,11 @@ class TimerScan:
         return found
 
     def _open_next(self) -> bool:
-        slot_ms = self._files.next_occupied(self.at_ms, self._to_ms, wait=False)
+        slot_ms = self._files.wheel.next_occupied(self.at_ms, self._to_ms, wait=False)
         if slot_ms is None:
             return False
-        self._chain = self._files.read_slot(slot_ms, wait=False)
+        slot = self._files.wheel.get(slot_ms, wait=False)
+        self._chain = self._files.log.chain(slot, wait=False)
         self.at_ms = slot_ms + self._slot_ms
         return True
 

@@ -128,7 +128,7 @@ class TimerService:
         """
         now_ms, first_ms = self._wall_ms(), self._files.first_in_use_ms
         today_ms = now_ms - now_ms % self._slot_ms
-        oldest_ms = self._files.next_occupied(first_ms, 1 << 62)
+        oldest_ms = self._files.wheel.next_occupied(first_ms, 1 << 62)
         base_ms = max(first_ms, min(today_ms, oldest_ms or today_ms))
         self.due.begin(base_ms, self._files.early_ms + self._slot_ms)
         self.enqueue.begin(offset, in_files, base_ms)
@@ -405,10 +405,10 @@ class TimerService:
     def _clear(self, until_ms: int) -> None:
         at_ms = self._last_read_ms
         while at_ms < until_ms:
-            found = self._files.next_occupied(at_ms, until_ms, wait=False)
+            found = self._files.wheel.next_occupied(at_ms, until_ms, wait=False)
             if found is None:
                 break
-            self._files.clear_slot(found)
+            self._files.wheel.clear(found)
             at_ms = self._last_read_ms = found + self._slot_ms
 
     def _touch(self) -> int:

@@ -9,14 +9,14 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 from typing import NamedTuple, Protocol
 
-from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash, snapshot_pieces
 from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _DEPARTED = 1 << 63  # of a due time: the timer was not recalled, another broker group has it
-_PER_PIECE = 512
 _HEAD = struct.Struct(">BQQQQ")  # 1, cursor's due time and identity, judged, its position
 _PENDING = struct.Struct(">BIQ")  # 2, topic, count
 _LATE = struct.Struct(">BQQQIIQ")  # 3, due, identity, position, size, topic, offset
@@ -60,7 +60,7 @@ class PendingTimersListener(Protocol):
     def lost(self) -> None: ...
 
 
-class TimerState:
+class TimerState(SnapshotTable):
     table_number = 6
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class TimerState:
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
         self.watch: PendingTimersListener | None = None
-        self._cancelled: dict[int, int] = {}  # identity -> due time, perhaps _DEPARTED
-        self._cancelled_by_due: list[tuple[int, int]] = []
+        self.cancelled: dict[int, int] = {}  # identity -> due time, perhaps _DEPARTED
+        self.cancelled_by_due: list[tuple[int, int]] = []
 
     # -- look up
 
@@ -79,32 +79,20 @@ class TimerState:
     def pending_total(self) -> int:
         return sum(self.pending.values())
 
-    @property
-    def cancelled_count(self) -> int:
-        return len(self._cancelled)
-
     def is_cancelled(self, identity: int) -> bool:
         """Recalled, replaced, or gone to another broker group."""
-        return identity in self._cancelled
+        return identity in self.cancelled
 
     def is_migrated(self, identity: int) -> bool:
         """Another broker group has it, or is being asked to take it."""
-        return bool(self._cancelled.get(identity, 0) & _DEPARTED)
-
-    def cancelled_items(self) -> Iterator[tuple[int, int]]:
-        """Identity and due time of what is remembered; of what departed with a bit more."""
-        return iter(self._cancelled.items())
-
-    def cancelled_by_due(self) -> list[tuple[int, int]]:
-        """Due time and identity of what is remembered, in no order; a copy."""
-        return self._cancelled_by_due.copy()
+        return bool(self.cancelled.get(identity, 0) & _DEPARTED)
 
     def is_pending(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
         """Whether that timer, whose record is in the log, still waits for its time.
 
         `offset` is that of its record; of a body that was `moved` it says nothing.
         """
-        if identity in self._cancelled:
+        if identity in self.cancelled:
             return False
         if identity in self.late or (offset >= self.classified and not moved):
             return True
@@ -130,7 +118,7 @@ class TimerState:
         self._judged_position = timer.position
         if timer.key > self.cursor:
             return True
-        if (timer.identity in self.late or not moved) and timer.identity not in self._cancelled:
+        if (timer.identity in self.late or not moved) and timer.identity not in self.cancelled:
             self.is_late(timer)
         return False
 
@@ -186,7 +174,7 @@ class TimerState:
     def migrate(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It is another broker group's from now on (outgoing_timers.py)."""
         self.cancel(due_ms, identity, topic_id)
-        self._cancelled[identity] |= _DEPARTED
+        self.cancelled[identity] |= _DEPARTED
 
     def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It was recalled, or another timer stands for it now."""
@@ -194,8 +182,8 @@ class TimerState:
         if self.watch is not None:
             self.watch.ended(identity, topic_id)
         self.late.pop(identity, None)
-        self._cancelled[identity] = due_ms
-        heappush(self._cancelled_by_due, (due_ms, identity))
+        self.cancelled[identity] = due_ms
+        heappush(self.cancelled_by_due, (due_ms, identity))
 
     def apply_recount(self, record: TimerRecount) -> None:
         """The daily count found that many of a topic."""
@@ -205,13 +193,13 @@ class TimerState:
 
     def _forget_cancelled(self, until_ms: int) -> None:
         """But for those that are not judged: they would be taken for late ones."""
-        kept, by_due = [], self._cancelled_by_due
+        kept, by_due = [], self.cancelled_by_due
         while by_due and by_due[0][0] < until_ms:
             one = heappop(by_due)
             if one[1] > self._judged_position:
                 kept.append(one)
             else:
-                del self._cancelled[one[1]]
+                del self.cancelled[one[1]]
         for one in kept:
             heappush(by_due, one)
 
@@ -227,18 +215,12 @@ class TimerState:
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         head = [_HEAD.pack(1, *self.cursor, self.classified, self._judged_position)]
         head += [_PENDING.pack(2, *one) for one in self.pending.items()]
-        late, cancelled = list(self.late.values()), list(self._cancelled.items())
-        return self._pieces(head, late, cancelled)
-
-    def _pieces(
-        self, head: list[bytes], late: list[Timer], cancelled: list[tuple[int, int]]
-    ) -> Iterator[tuple[bytes, int]]:
-        yield _piece(head)
-        for at in range(0, len(late), _PER_PIECE):
-            yield _piece([_LATE.pack(3, *one) for one in late[at : at + _PER_PIECE]])
-        for at in range(0, len(cancelled), _PER_PIECE):
-            some = cancelled[at : at + _PER_PIECE]
-            yield _piece([_CANCELLED.pack(4, due_ms, identity) for identity, due_ms in some])
+        late, cancelled = list(self.late.values()), list(self.cancelled.items())
+        return chain(
+            iter([(b"".join(head), sum(map(entry_hash, head)))]),
+            snapshot_pieces(late, lambda timer: _LATE.pack(3, *timer)),
+            snapshot_pieces(cancelled, lambda entry: _CANCELLED.pack(4, entry[1], entry[0])),
+        )
 
     def restore(self, content: bytes) -> None:
         at = 0
@@ -254,15 +236,8 @@ class TimerState:
             elif kind == 3:
                 self.late[values[1]] = Timer(*values)
             else:
-                self._cancelled[values[1]] = values[0]
-                heappush(self._cancelled_by_due, (values[0] & ~_DEPARTED, values[1]))
-
-    def restored(self) -> None:
-        return
-
-
-def _piece(entries: list[bytes]) -> tuple[bytes, int]:
-    return b"".join(entries), sum(map(entry_hash, entries))
+                self.cancelled[values[1]] = values[0]
+                heappush(self.cancelled_by_due, (values[0] & ~_DEPARTED, values[1]))
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -45,12 +45,9 @@ SlotFields = tuple[int, int, int, int]  # (time / slot_ms, first, last, num)
 
 class TimerWheel:
     def __init__(self, disk: Disk, path: str, *, slots: int, slot_ms: int) -> None:
-        self._disk = disk
-        self._path = path
+        self.file = WheelFile(disk, path, slots)
         self._slots = slots
         self._slot_ms = slot_ms
-        self._file: DiskFile | None = None
-        self._former: list[DiskFile] = []  # somebody may still read them
         self._used = bytearray((slots + 7) // 8)
         self._dirty: dict[int, SlotFields | None] = {}
         self._flushing: dict[int, SlotFields | None] = {}
@@ -60,54 +57,31 @@ class TimerWheel:
     # -- start and stop
 
     def load(self) -> bool:
-        """Open the file; False when it is missing, has another length or a slot whose check fails.
+        """Read which slots are used; False when the file is missing, has another length or a slot
+        whose check fails.
 
-        It is then not open: `reset` and `begin_file` come next.
+        It is then not open: `reset` and the file's `begin` come next.
         """
-        try:
-            file = self._disk.open(self._path)
-        except FileNotFoundError:
-            return False
         self.reset()
-        if file.size() != self._slots * SLOT_SIZE or not self._load_slots(file):
-            file.close()
+        if not self.file.open():
             return False
-        self._file = file
+        try:
+            for index, held in self.file.slots():
+                self.highest = max(self.highest, held[2])
+                self._newest = max(self._newest, held[0])
+                self._used[index >> 3] |= 1 << (index & 7)
+        except TimerDamaged:
+            self.file.close()
+            return False
         return True
 
     def reset(self) -> None:
-        """Every slot is empty; for the disk `begin_file` follows."""
+        """Every slot is empty; for the disk `WheelFile.begin` follows."""
         self._used = bytearray(len(self._used))
         self._dirty = {}
         self._flushing = {}
         self.highest = -1
         self._newest = 0
-
-    def exists(self) -> bool:
-        return self._disk.exists(self._path)
-
-    def remove_file(self) -> None:
-        """The file is gone, durably; on the flusher while the broker runs."""
-        if self.exists():
-            self._disk.remove(self._path)
-        self._disk.sync_folder(self._path.rpartition("/")[0])
-
-    def begin_file(self) -> None:
-        """Make an empty file, durably; on the flusher while the broker runs."""
-        file = self._disk.open(self._path, create=True)
-        file.truncate(self._slots * SLOT_SIZE)
-        file.sync()
-        self._disk.sync_folder(self._path.rpartition("/")[0])
-        if self._file is not None:
-            self._former.append(self._file)
-        self._file = file
-
-    def close(self) -> None:
-        for file in (self._file, *self._former):
-            if file is not None:
-                file.close()
-        self._file = None
-        self._former.clear()
 
     # -- slots
 
@@ -212,36 +186,11 @@ class TimerWheel:
     def dirty_slots(self) -> int:
         return len(self._dirty) + len(self._flushing)
 
-    @property
-    def is_dirty(self) -> bool:
-        return bool(self._dirty)
-
     def take_dirty(self) -> Mapping[int, SlotFields | None]:
-        """Begin a flush of what changed: `write` and `sync` follow, then `flushed` or `keep`."""
+        """Begin a flush of what changed, into the file; then comes `flushed` or `keep`."""
         assert not self._flushing, "two flushes of the wheel at once"
         self._flushing, self._dirty = self._dirty, {}
         return self._flushing
-
-    def write(self, taken: Mapping[int, SlotFields | None]) -> None:
-        """Write what was taken, page by page, on the flusher. OSError when the disk is full."""
-        file = self._open_file()
-        for page, group in groupby(sorted(taken), key=lambda index: index // _PAGE_SLOTS):
-            indexes = list(group)
-            first, count = indexes[0], indexes[-1] - indexes[0] + 1
-            if count == len(indexes):
-                data = b"".join(_encoded(taken[index]) for index in indexes)
-                file.write(data, first * SLOT_SIZE)
-                continue
-            at = page * _PAGE_BYTES
-            whole = bytearray(file.read(min(_PAGE_BYTES, self._slots * SLOT_SIZE - at), at))
-            for index in indexes:
-                offset = index * SLOT_SIZE - at
-                whole[offset : offset + SLOT_SIZE] = _encoded(taken[index])
-            file.write(whole, at)
-
-    def sync(self) -> None:
-        """On the flusher."""
-        self._open_file().sync()
 
     def flushed(self) -> None:
         """What was taken is in the file."""
@@ -266,53 +215,7 @@ class TimerWheel:
         if held is not None:
             return held
         held = self._flushing.get(index)
-        return held if held is not None else self._from_file(index, wait)
-
-    def _from_file(self, index: int, wait: bool) -> SlotFields:
-        file = self._open_file()
-        at = index * SLOT_SIZE
-        data = file.read(SLOT_SIZE, at) if wait else read_or_cold(file, SLOT_SIZE, at)
-        held = self._intact(data, 0, index)
-        if held is None:
-            raise TimerDamaged(f"{self._path}: slot {index} is not what was written")
-        return held
-
-    def _intact(self, data: bytes, at: int, index: int) -> SlotFields | None:
-        if len(data) < at + SLOT_SIZE:
-            return None
-        time, first, last, num, check = _SLOT.unpack_from(data, at)
-        if crc32c(data[at : at + _CHECK_AT]) != check or time % self._slots != index:
-            return None
-        return time, first, last, num
-
-    def _load_slots(self, file: DiskFile) -> bool:
-        end = self._slots * SLOT_SIZE
-        found = skip_unwritten(file, 0)
-        while found is not None and found < end:
-            start = found - found % _PAGE_BYTES
-            data = file.read(min(_PIECE_BYTES, end - start), start)
-            if not all(
-                self._load_page(data[at : at + _PAGE_BYTES], (start + at) // SLOT_SIZE)
-                for at in range(0, len(data), _PAGE_BYTES)
-            ):
-                return False
-            found = skip_unwritten(file, start + len(data)) if data else None
-        return True
-
-    def _load_page(self, page: bytes, first: int) -> bool:
-        if page == _EMPTY_PAGE:
-            return True
-        for at in range(0, len(page), SLOT_SIZE):
-            if page[at : at + SLOT_SIZE] == _EMPTY_SLOT:
-                continue
-            index = first + at // SLOT_SIZE
-            held = self._intact(page, at, index)
-            if held is None:
-                return False
-            self.highest = max(self.highest, held[2])
-            self._newest = max(self._newest, held[0])
-            self._used[index >> 3] |= 1 << (index & 7)
-        return True
+        return held if held is not None else self.file.read(index, wait=wait)
 
     def _indexes(self, begin: int, end: int) -> Iterator[int]:
         """The indexes in [begin, end) whose bit is set."""
@@ -333,7 +236,106 @@ class TimerWheel:
                     yield index
             at += 1
 
-    def _open_file(self) -> DiskFile:
+
+class WheelFile:
+    """The slots on the disk, each with a check. Written on the flusher while the broker runs."""
+
+    def __init__(self, disk: Disk, path: str, slots: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._slots = slots
+        self._file: DiskFile | None = None
+        self._former: list[DiskFile] = []  # somebody may still read them
+
+    def open(self) -> bool:
+        """False when it is missing, or has another length."""
+        try:
+            file = self._disk.open(self._path)
+        except FileNotFoundError:
+            return False
+        if file.size() != self._slots * SLOT_SIZE:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    def exists(self) -> bool:
+        return self._disk.exists(self._path)
+
+    def remove(self) -> None:
+        """The file is gone, durably."""
+        if self.exists():
+            self._disk.remove(self._path)
+        self._disk.sync_folder(self._path.rpartition("/")[0])
+
+    def begin(self) -> None:
+        """Make an empty file, durably."""
+        file = self._disk.open(self._path, create=True)
+        file.truncate(self._slots * SLOT_SIZE)
+        file.sync()
+        self._disk.sync_folder(self._path.rpartition("/")[0])
+        if self._file is not None:
+            self._former.append(self._file)
+        self._file = file
+
+    def close(self) -> None:
+        for file in (self._file, *self._former):
+            if file is not None:
+                file.close()
+        self._file = None
+        self._former.clear()
+
+    def read(self, index: int, *, wait: bool) -> SlotFields:
+        """Raises TimerDamaged, and with `wait` off ColdRead instead of waiting for the disk."""
+        file = self._opened()
+        at = index * SLOT_SIZE
+        data = file.read(SLOT_SIZE, at) if wait else read_or_cold(file, SLOT_SIZE, at)
+        return self._intact(data, 0, index)
+
+    def slots(self) -> Iterator[tuple[int, SlotFields]]:
+        """Index and content of every slot that is not empty. Raises TimerDamaged."""
+        file, end = self._opened(), self._slots * SLOT_SIZE
+        found = skip_unwritten(file, 0)
+        while found is not None and found < end:
+            start = found - found % _PAGE_BYTES
+            data = file.read(min(_PIECE_BYTES, end - start), start)
+            for page in range(0, len(data), _PAGE_BYTES):
+                if data[page : page + _PAGE_BYTES] == _EMPTY_PAGE:
+                    continue
+                for at in range(page, min(page + _PAGE_BYTES, len(data)), SLOT_SIZE):
+                    if data[at : at + SLOT_SIZE] != _EMPTY_SLOT:
+                        index = (start + at) // SLOT_SIZE
+                        yield index, self._intact(data, at, index)
+            found = skip_unwritten(file, start + len(data)) if data else None
+
+    def write(self, slots: Mapping[int, SlotFields | None]) -> None:
+        """Page by page. OSError when the disk is full."""
+        file = self._opened()
+        for page, group in groupby(sorted(slots), key=lambda index: index // _PAGE_SLOTS):
+            indexes = list(group)
+            first, count = indexes[0], indexes[-1] - indexes[0] + 1
+            if count == len(indexes):
+                data = b"".join(_encoded(slots[index]) for index in indexes)
+                file.write(data, first * SLOT_SIZE)
+                continue
+            at = page * _PAGE_BYTES
+            whole = bytearray(file.read(min(_PAGE_BYTES, self._slots * SLOT_SIZE - at), at))
+            for index in indexes:
+                offset = index * SLOT_SIZE - at
+                whole[offset : offset + SLOT_SIZE] = _encoded(slots[index])
+            file.write(whole, at)
+
+    def sync(self) -> None:
+        self._opened().sync()
+
+    def _intact(self, data: bytes, at: int, index: int) -> SlotFields:
+        if len(data) >= at + SLOT_SIZE:
+            time, first, last, num, check = _SLOT.unpack_from(data, at)
+            if crc32c(data[at : at + _CHECK_AT]) == check and time % self._slots == index:
+                return time, first, last, num
+        raise TimerDamaged(f"{self._path}: slot {index} is not what was written")
+
+    def _opened(self) -> DiskFile:
         assert self._file is not None, "the wheel's file is not open"
         return self._file
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
 from popmq.broker.persistence.retention import LiveBody
 from popmq.common.record.transaction_token import HalfToken, TransactionEnd, TransactionEndToken
 
@@ -45,9 +45,7 @@ class HalfMessage(NamedTuple):
         return self.topic_id, self.queue_id
 
 
-class TransactionTable:
-    """Implements `store.snapshot.SnapshotTable`."""
-
+class TransactionTable(SnapshotTable):
     table_number = 8
 
     def __init__(self, check_interval_ms: int) -> None:
@@ -169,12 +167,7 @@ class TransactionTable:
     def _pieces(
         self, pending: list[HalfMessage], ended: list[tuple[int, int, TransactionEnd]]
     ) -> Iterator[tuple[bytes, int]]:
-        for at in range(0, len(pending), _PER_PIECE):
-            entries = [
-                _PENDING.pack(1, h.offset, *h.place, *h.unit, h.first_ms, h.due_ms, h.checks)
-                for h in pending[at : at + _PER_PIECE]
-            ]
-            yield b"".join(entries), sum(map(entry_hash, entries))
+        yield from snapshot_pieces(pending, _packed)
         for at in range(0, len(ended), _PER_PIECE):
             # When they are forgotten depends on when somebody looked: no state.
             yield b"".join(_ENDED.pack(2, *one) for one in ended[at : at + _PER_PIECE]), 0
@@ -203,6 +196,11 @@ class TransactionTable:
 
 def _is_due(half: HalfMessage | None, due_ms: int) -> bool:
     return half is not None and half.due_ms == due_ms
+
+
+def _packed(half: HalfMessage) -> bytes:
+    times = (half.first_ms, half.due_ms, half.checks)
+    return _PENDING.pack(1, half.offset, *half.place, *half.unit, *times)
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

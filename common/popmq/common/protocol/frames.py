@@ -218,6 +218,10 @@ def read_error(body: bytes) -> PopmqError:
     return decode_error(body)
 
 
+def peer_name(peer: Hello | None) -> str:
+    return f"{peer.role} {peer.name}" if peer else "a peer before its HELLO"
+
+
 class FrameConnection(asyncio.Protocol):
     """One end of a connection. A subclass says what its side does with frames."""
 
@@ -287,30 +291,24 @@ class FrameConnection(asyncio.Protocol):
             "closed a frame connection", extra={"peer": peer_name(self.peer), "why": str(error)}
         )
         self.send(ERROR, 0, encode_error(error))
-        if self._transport is not None and self._transport.can_write_eof():
-            self._flush()
-            self._transport.write_eof()
-            self._start_linger()
-            self._end(str(error))
-        else:
-            self.close(str(error))
+        self.close(str(error), only_half=True)
 
-    def close(self, reason: str) -> None:
-        """Close once what was written has left, but soon."""
+    def close(self, reason: str, *, only_half: bool = False) -> None:
+        """Close once what was written has left, but soon; `only_half`: ours first, if it can be."""
         self._flush()
         if self._transport is not None:
-            self._transport.close()
-            self._start_linger()
+            if only_half and self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
+            if self._linger is None and not self.lost.done():
+                self._linger = self._loop.call_later(LINGER_MS / 1000, self._transport.abort)
         self._end(reason)
 
     def abort(self, reason: str) -> None:
         if self._transport is not None:
             self._transport.abort()
         self._end(reason)
-
-    def _start_linger(self) -> None:
-        if self._linger is None and self._transport is not None and not self.lost.done():
-            self._linger = self._loop.call_later(LINGER_MS / 1000, self._transport.abort)
 
     def _end(self, reason: str) -> None:
         if not self.closing:
@@ -382,10 +380,6 @@ class FrameConnection(asyncio.Protocol):
         elif kind not in (REPLY, ERROR, CANCEL):  # those are late answers, to be passed over
             unknown = Refused(Code.UNSUPPORTED, f"frame kind {kind} is not known here")
             self.send(ERROR, request_id, encode_error(unknown))
-
-
-def peer_name(peer: Hello | None) -> str:
-    return f"{peer.role} {peer.name}" if peer else "a peer before its HELLO"
 
 
 def notice_dead_peer(

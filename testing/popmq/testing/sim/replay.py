@@ -237,7 +237,7 @@ def _timers(broker: Broker) -> Iterator[tuple[str, object]]:
     yield "timers: cursor, judged", (state.cursor, state.classified)
     yield "timers: pending", sorted(state.pending.items())
     yield "timers: late", sorted(state.late.values())
-    yield "timers: recalled", sorted(state.cancelled_items())
+    yield "timers: recalled", sorted(state.cancelled.items())
 
 
 def _receive_of(broker: Broker, ck: PopCheckPoint) -> bool:

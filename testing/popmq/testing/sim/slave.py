@@ -28,7 +28,8 @@ class SlaveMachine(SimulatedBroker):
     """The process of a slave."""
 
     def begin(self) -> None:
-        self.broker.start_slave()
+        self.broker.open()
+        self.broker.following.start()
 
 
 class Slave:
@@ -329,7 +330,8 @@ class ReplicaMachine(SimulatedBroker):
 
     def begin(self) -> None:
         if self._leads:
-            self.broker.start_slave()
+            self.broker.open()
+            self.broker.following.start()
             self._apply_all()
         else:
             super().begin()
@@ -342,7 +344,7 @@ class ReplicaMachine(SimulatedBroker):
         store = self.broker.store
         store.on_durable = store.confirm
         assert store.slave is not None
-        self.broker.promote(store.slave.apply.newest(store.end).epoch + 1)
+        self.broker.following.promote(store.slave.apply.newest(store.end).epoch + 1)
         while not self.broker.serving:
             self.run_until_idle()
             self.broker.step()

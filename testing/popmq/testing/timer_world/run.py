@@ -153,7 +153,7 @@ class TimerSimulator(TimerActions):
         self.tally.hit(States.LATE_LOG, int(late_log))
         self.tally.hit(States.SNAPSHOT_START, int(snapshot and timers.state.pending_total > 0))
         self.tally.hit(States.SNAPSHOT_LATE, int(snapshot and len(timers.state.late) > 0))
-        self.tally.hit(States.SNAPSHOT_CANCELLED, int(snapshot and timers.state.cancelled_count))
+        self.tally.hit(States.SNAPSHOT_CANCELLED, int(snapshot and len(timers.state.cancelled)))
         self._harmed = ""
 
     # -- the end
