@@ -18,6 +18,11 @@ new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
+# Debian's python3 without python3-venv and python3-pip runs, and cannot make an environment.
+can_install() {
+    new_enough "$1" && { "$1" -c 'import ensurepip, venv' || "$1" -m pip --version; } >/dev/null 2>&1
+}
+
 # The distribution's Python comes first: it is built with profile-guided optimization, which one
 # that a version manager compiled here seldom is, and popmq then costs a fifth less CPU.
 # A version manager may put a python3.13 on PATH that only prints an error, so each
@@ -28,9 +33,11 @@ find_python() {
         say "PYTHON=$PYTHON does not run, or is older than 3.11"
         return 1
     fi
-    local candidate
-    for candidate in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do
-        new_enough "$candidate" && { printf '%s\n' "$candidate"; return; }
+    local candidate enough
+    for enough in can_install new_enough; do
+        for candidate in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do
+            "$enough" "$candidate" && { printf '%s\n' "$candidate"; return; }
+        done
     done
     say "no Python >= 3.11 found; install one (Debian, Ubuntu: sudo apt-get install python3 python3-pip)"
     say "or name one: make setup PYTHON=/path/to/python3.11"
