@@ -33,7 +33,7 @@ def test_nothing_that_was_confirmed_is_lost_or_replaced(seeds: int) -> None:
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_in_the_seeds_of_the_day() -> None:
-    run(sim_seeds.of_the_day(60))
+    run(sim_seeds.of_the_day(40))
 
 
 @pytest.mark.more

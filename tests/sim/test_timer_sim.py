@@ -43,7 +43,7 @@ def test_no_timer_is_early_lost_or_twice_and_every_rare_state_is_reached() -> No
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_no_timer_is_early_lost_or_twice_in_the_seeds_of_the_day() -> None:
-    run(sim_seeds.of_the_day(400))
+    run(sim_seeds.of_the_day(200))
 
 
 @pytest.mark.long
