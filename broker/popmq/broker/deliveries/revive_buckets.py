@@ -102,7 +102,7 @@ class ReviveBuckets:
     def check_invariants(self) -> None:
         """Each bucket is in the heap and counts the check points that are due at its time."""
         for time_ms, bucket in self._buckets.items():
-            assert time_ms in self._order, f"nobody will look at {time_ms}"
+            assert time_ms in self._order, f"the bucket of {time_ms} is not in the heap"
             rest = {id(ck) for ck in bucket.line[bucket.taken :] if self._time_of(ck) == time_ms}
             assert bucket.live == len(rest) > 0, f"{bucket.live} at {time_ms}, {len(rest)} there"
 

@@ -84,7 +84,7 @@ def _reject(broker: Broker, rejected: AckRequest) -> ResumableRead[bytes]:
 
 def list_dead_letters(broker: Broker, request: Request) -> ResumableRead[bytes]:
     wanted = pb.ListDeadLettersRequest.FromString(request.body)
-    # Those of system groups too: somebody has to see what was given up.
+    # Those of system groups too: operators have to see which messages were given up.
     if wanted.group not in _SYSTEM_GROUPS:
         topics.check_group_name(wanted.group)
     letters = _Letters(
@@ -168,7 +168,7 @@ def redrive(broker: Broker, request: Request) -> ResumableRead[bytes]:
     if wanted.group in _SYSTEM_GROUPS:
         raise Refused(
             Code.ILLEGAL_CONSUMER_GROUP,
-            f"{wanted.group} is a system group: nobody consumes as that group, so its dead "
+            f"{wanted.group} is a system group: no client consumes as that group, so its dead "
             "letters have nowhere to go back to",
         )
     group = broker.registry.group(wanted.group)
