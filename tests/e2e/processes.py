@@ -24,7 +24,12 @@ from types import TracebackType
 from typing import Protocol, Self
 from urllib.request import urlopen
 
+from popmq.cli.client import CallRefused, Client
+from popmq.common.errors import Code
+from popmq.common.wire import admin_pb2 as admin
+
 READY_S = 30.0
+POLL_S = 0.02
 STOP_S = 10.0
 LOCAL = "127.0.0.1"
 SERVED_BY = [""]  # the last is what proxies get (conftest.py runs tests with both); "": default
@@ -270,6 +275,25 @@ def run_command(endpoint: str, folder: Path, *arguments: str) -> str:
             raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
 
 
+def wait_for_owner(endpoint: str) -> None:
+    """Return once the proxy reaches the broker group that owns topics and consumer groups.
+
+    A proxy prints its ready line without knowing any broker group. RoleFailed after READY_S.
+    """
+    request = admin.DeleteGroupRequest(name="no-such-group")
+    deadline_s = time.monotonic() + READY_S
+    with Client(endpoint) as client:
+        while True:
+            try:
+                client.call_admin(request, admin.GroupReply)
+            except CallRefused as error:
+                if error.number != Code.HA_NOT_AVAILABLE:
+                    return
+                if time.monotonic() > deadline_s:
+                    raise RoleFailed(f"{endpoint} serves no commands: {error}") from error
+            time.sleep(POLL_S)
+
+
 class Cluster:
     """Controller, one broker (or one of each of several groups) and some proxies, each in a process
     of its own.
@@ -342,6 +366,8 @@ class Cluster:
         with ExitStack() as stack:
             for role in (self.controller, *self.brokers, *self.proxies):
                 stack.enter_context(role)
+            for endpoint in self.endpoints:
+                wait_for_owner(endpoint)
             self._stack = stack.pop_all()
         return self
 
