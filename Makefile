@@ -3,13 +3,22 @@
 VENV := .venv
 PYTHON_IN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+USER_STAMP := $(VENV)/.user-installed
+CONSOLE_STAMP := $(VENV)/.console-installed
+BROWSER_STAMP := $(VENV)/.browser-installed
 REPORTS_STAMP := $(VENV)/.reports-installed
+DOCS_STAMP := $(VENV)/.docs-installed
 DAILY := not more and not alone and not heavy and not long
 MORE := (more or alone) and not heavy and not long
 # Two marks are on what is long already and runs once more over another transport.
 HEAVY := heavy and not long
 WORKERS ?= auto
+# What starts processes waits for them most of the time, so that there is a worker more than cores.
+BUSY ?= $(shell expr $$(nproc) + 1)
+# Simulators come last, when no long wait is left to fill.
 CRUNCHING := tests/sim tests/cluster tests/proxy
+WAITING := $(filter-out tests/__pycache__ $(CRUNCHING),$(patsubst %/,%,$(wildcard tests/*/)))
+LAST_SIMULATORS := $(WAITING) $(wildcard tests/test_*.py) $(CRUNCHING)
 ARGS ?=
 
 # The tests start hundreds of processes: none of them need compile what another one did.
@@ -23,24 +32,32 @@ PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
 	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-more test-heavy test-spark test-long test-pods check format proto metrics modules bench kube-assets manifests
+.PHONY: help setup up console test test-more test-heavy test-spark test-long test-pods check format proto metrics settings modules errors commands resources docs nemesis bench kube-assets manifests console-pictures
 
 help:
 	@echo "make setup       build $(VENV) and install popmq with its development tools"
-	@echo "make up          set up, then run a one-process cluster"
+	@echo "make up          install what a user needs, then run a one-process cluster"
+	@echo "make console     the same with the web console (docs/console.md)"
 	@echo "make test        set up, then the everyday tests, three minutes (ARGS='-k pop' narrows them)"
 	@echo "make test-more   the other tests that need nothing but Python, as CI runs them"
 	@echo "make test-heavy  the other tests that fit CI"
 	@echo "make test-spark  those of them that start Spark, in a minute or so"
 	@echo "make test-long   full figures, run by hand"
 	@echo "make test-pods   popmq in real pods on this machine (root; tools/test-pods.sh)"
-	@echo "make check       formatting, lint and types, as CI runs them"
+	@echo "make nemesis     clusters of processes under faults (docs/reliability.md)"
+	@echo "make check       formatting, lint, types and the language of docs/, as CI runs them"
 	@echo "make format      rewrite files to the project's format"
 	@echo "make proto       regenerate the committed protobuf modules"
 	@echo "make kube-assets build the Kubernetes control plane that heavy tests run on (Go, once)"
 	@echo "make manifests   render deploy/operator.yaml from the Helm chart"
 	@echo "make metrics     write the page of metrics, the dashboards and the alerts anew"
+	@echo "make settings    write the table of settings of docs/reference/settings.md anew"
 	@echo "make modules     write docs/reference/modules.md from the docstrings of the modules"
+	@echo "make errors      write docs/reference/errors.md from error_meanings.toml"
+	@echo "make commands    write the examples of docs/reference/cli.md from the help texts"
+	@echo "make resources   write docs/reference/resources.md from the definitions in crds/"
+	@echo "make docs        build the documentation site into build/docs/site, with strict links"
+	@echo "make console-pictures  take the pictures of docs/console.md anew"
 	@echo "make bench       three minutes of figures: popmq, and peers that are fetched"
 
 $(STAMP): pyproject.toml
@@ -49,9 +66,20 @@ $(STAMP): pyproject.toml
 setup: $(STAMP)
 	@echo "next: $(VENV)/bin/popmq up"
 
-up: $(STAMP)
-	@echo "next, in a second terminal: $(VENV)/bin/popmq send hello 'first message'"
+# What a user needs; the other targets install the development tools.
+$(USER_STAMP): pyproject.toml
+	@bash tools/setup.sh user
+
+up: $(USER_STAMP)
 	@$(VENV)/bin/popmq up $(ARGS)
+
+# Four more megabytes.
+$(CONSOLE_STAMP): $(USER_STAMP)
+	@$(PYTHON_IN) -m pip install --quiet --editable '.[client,console]'
+	@touch $@
+
+console: $(CONSOLE_STAMP)
+	@$(VENV)/bin/popmq up --console-port 8082 $(ARGS)
 
 # pytest leaves with 5 when nothing carries the marker; that is no failure.
 define run_marked
@@ -65,7 +93,7 @@ test: $(STAMP)
 
 # Those that look at a clock outside come after the others, one at a time.
 test-more: $(STAMP)
-	$(call run_marked,$(MORE) and not alone,-n $(WORKERS) --dist worksteal)
+	$(call run_marked,$(MORE) and not alone,-n $(BUSY) --dist loadgroup $(LAST_SIMULATORS))
 	$(call run_marked,$(MORE) and alone)
 
 # Spark and Arrow, half a gigabyte, which the everyday tests do without.
@@ -74,11 +102,21 @@ $(REPORTS_STAMP): $(STAMP)
 	@$(PYTHON_IN) -m pip install --quiet --editable '.[dev,reports,reports-java]'
 	@touch $@
 
-# Seeds and frames keep every core busy, one at a time; what runs real processes waits for them most
-# of the time, so that several files at a time take turns.  A module's processes serve one worker.
-test-heavy: $(STAMP) $(REPORTS_STAMP)
-	$(call run_marked,$(HEAVY),-n $(WORKERS) --dist worksteal $(CRUNCHING))
-	$(call run_marked,$(HEAVY) and not alone,-n $(WORKERS) --dist loadfile $(CRUNCHING:%=--ignore=%))
+$(BROWSER_STAMP): $(STAMP)
+	@tools/setup-browser.sh
+
+# The generator of the documentation site, 100 MB.
+$(DOCS_STAMP): $(STAMP)
+	@echo "setup: installing Zensical for the documentation site" >&2
+	@$(PYTHON_IN) -m pip install --quiet --editable '.[dev,docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	$(PYTHON_IN) -m tools.docs_site
+
+# Processes that tests share serve one worker (tests/conftest.py).
+test-heavy: $(STAMP) $(REPORTS_STAMP) $(BROWSER_STAMP) $(DOCS_STAMP)
+	$(call run_marked,$(HEAVY) and not alone,-n $(BUSY) --dist loadgroup $(LAST_SIMULATORS))
 	$(call run_marked,$(HEAVY) and alone)
 
 test-spark: $(STAMP) $(REPORTS_STAMP)
@@ -93,6 +131,7 @@ test-pods: $(STAMP)
 check: $(STAMP)
 	$(PYTHON_IN) -m ruff format --check .
 	$(PYTHON_IN) -m ruff check .
+	$(PYTHON_IN) -m tools.plain_english
 	$(PYTHON_IN) -m mypy
 
 format: $(STAMP)
@@ -106,11 +145,31 @@ proto: $(STAMP)
 	done
 	@echo "regenerated: $(PROTOS:%.proto=%_pb2.py)"
 
+# docs/pictures/console-*.png, from a cluster of three brokers with some traffic.
+console-pictures: $(BROWSER_STAMP)
+	$(PYTHON_IN) -m tools.console_pictures
+
 metrics: $(STAMP)
 	$(PYTHON_IN) -m popmq.cli.monitoring.files
 
+settings: $(STAMP)
+	$(PYTHON_IN) -m tools.settings_table
+
 modules: $(STAMP)
 	$(PYTHON_IN) -m tools.modules_page
+
+errors: $(STAMP)
+	$(PYTHON_IN) -m tools.errors_page
+
+commands: $(STAMP)
+	$(PYTHON_IN) -m tools.command_examples
+
+resources: $(STAMP)
+	$(PYTHON_IN) -m tools.resources_page
+
+# A minute of faults on real processes, and three that it takes to begin and end.
+nemesis: $(STAMP)
+	cd tests && $(abspath $(PYTHON_IN)) -m e2e.nemesis.run $(ARGS)
 
 bench: $(STAMP)
 	$(PYTHON_IN) -m bench quick

@@ -75,13 +75,13 @@ def own_folder(base: Path | None) -> Iterator[Path]:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    wanted = args.peers.split(",")
-    unknown = [key for key in wanted if key not in PEERS]
+    requested = args.peers.split(",")
+    unknown = [key for key in requested if key not in PEERS]
     if unknown:
         print(f"bench: no peer {unknown[0]!r}, only {', '.join(PEERS)}", file=sys.stderr)
         return 2
     plan = Plan(
-        peers=wanted,
+        peers=requested,
         rounds=args.rounds,
         seconds=args.seconds,
         shapes=tuple(map(Shape.parse, args.shapes.split(","))),
@@ -99,15 +99,15 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_alone(args: argparse.Namespace) -> int:
-    wanted = args.only.split(",")
-    unknown = [part for part in wanted if part not in PARTS]
+    requested = args.only.split(",")
+    unknown = [part for part in requested if part not in PARTS]
     if unknown:
         print(f"bench: no part {unknown[0]!r}, only {', '.join(PARTS)}", file=sys.stderr)
         return 2
     asked = Asked(args.seconds, args.body, args.polls, args.rate, args.store_mb, args.grow)
     rows: dict[str, list[Row]] = {}
     failures: dict[str, str] = {}
-    for part in wanted:
+    for part in requested:
         rows[part] = []
         with own_folder(args.data) as folder:
             try:
@@ -120,8 +120,8 @@ def run_alone(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     facts = machine()
     (args.out / "alone.md").write_text(page(rows, failures, facts))
-    found = {part: [asdict(row) for row in each] for part, each in rows.items()}
-    whole = {"machine": facts, "asked": asdict(asked), "failures": failures, "parts": found}
+    fields = {part: [asdict(row) for row in each] for part, each in rows.items()}
+    whole = {"machine": facts, "asked": asdict(asked), "failures": failures, "parts": fields}
     (args.out / "alone.json").write_text(json.dumps(whole, indent=1))
     print(f"{args.out}/alone.md, alone.json")
     return 1 if failures else 0

@@ -4,18 +4,19 @@ Each part runs in a cluster of its own (controller, broker and proxy apart), unl
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.idle_receives import IdlePolls
 from bench.measure import Shape, send
 from bench.peers.popmq import Popmq
 from bench.peers.processes import cpu_s, memory_mb
 from popmq.cli.load.end_to_end import lateness, send_and_receive
 from popmq.cli.load.figures import LatencySummary
+from popmq.cli.load.http2 import Http2Channel
 from popmq.cli.load.reactor import LoadError, Reactor
+from popmq.cli.load.requests import RECEIVE, ReceiveTemplate, received
 from popmq.cli.load.sending import ClosedLoad, OpenLoad
 from popmq.cli.load.target import PopmqTopic, check_stored
 from popmq.common.errors import PopmqError
@@ -42,6 +43,41 @@ class Asked:
     rate: float = 1_000.0
     store_mb: int = 1_024
     grow: int = 1_000_000
+
+
+class IdlePolls:
+    """Receives that find nothing, `polls` on each channel, asked again whenever they come back."""
+
+    def __init__(
+        self, reactor: Reactor, channels: Sequence[Http2Channel], template: ReceiveTemplate
+    ) -> None:
+        self._reactor = reactor
+        self._channels = channels
+        self._template = template
+        self.came_back = 0
+        self.refused = 0
+
+    def begin(self, polls: int) -> None:
+        for channel in self._channels:
+            for _ in range(polls):
+                self._ask(channel)
+            channel.flush()
+
+    def wait(self, seconds: float) -> None:
+        until = time.perf_counter() + seconds
+        self._reactor.at(until, lambda: None)
+        self._reactor.run(
+            lambda: time.perf_counter() >= until, limit_s=seconds + 30, what="idle receives"
+        )
+
+    def _ask(self, channel: Http2Channel) -> None:
+        def ended(asked_s: float, status: str, data: bytes) -> None:
+            delivered, refusal = received(status, data)
+            self.came_back += 1
+            self.refused += bool(refusal or delivered)
+            self._ask(channel)
+
+        channel.call(RECEIVE, self._template.message, ended, 0.0)
 
 
 Part = Callable[[Asked, Path], Iterator[Row]]
@@ -144,11 +180,13 @@ def unary(asked: Asked, folder: Path) -> Iterator[Row]:
     """What a send costs the proxy and the broker, by how much is in flight."""
     with running(folder) as peer:
         for shape, aim in ((Shape(64, 1), ""), (Shape(4, 64), ""), (Shape(1, 1), "")):
-            one = send(peer, shape, body=asked.body, seconds=asked.seconds, number=0, folder=folder)
-            parts = ", ".join(f"{name} {us:.1f}" for name, us in one.by_process_us.items())
-            yield Row(f"send {shape}: messages/s", f"{one.per_second:.0f}")
-            yield Row(f"send {shape}: CPU us a message", f"{one.cpu_us:.1f} ({parts})", aim)
-            yield Row(f"send {shape}: p50, p99, p99.9 ms", _times(one.ms))
+            measure = send(
+                peer, shape, body=asked.body, seconds=asked.seconds, number=0, folder=folder
+            )
+            parts = ", ".join(f"{name} {us:.1f}" for name, us in measure.by_process_us.items())
+            yield Row(f"send {shape}: messages/s", f"{measure.per_second:.0f}")
+            yield Row(f"send {shape}: CPU us a message", f"{measure.cpu_us:.1f} ({parts})", aim)
+            yield Row(f"send {shape}: p50, p99, p99.9 ms", _times(measure.ms))
 
 
 def open_loop(asked: Asked, folder: Path) -> Iterator[Row]:
@@ -243,7 +281,7 @@ PARTS: dict[str, Part] = {
 def page(rows: dict[str, list[Row]], failures: dict[str, str], facts: dict[str, str]) -> str:
     lines = ["# popmq alone", "", ", ".join(f"{k} {v}" for k, v in facts.items()) + ".", ""]
     lines += ["| part | what | figure | aim |", "|---|---|---|---|"]
-    for part, found in rows.items():
-        lines += [f"| {part} | {row.what} | {row.figure} | {row.aim} |" for row in found]
+    for part, found_rows in rows.items():
+        lines += [f"| {part} | {row.what} | {row.figure} | {row.aim} |" for row in found_rows]
     lines += ["", *(f"- **{part}** failed: {why}" for part, why in failures.items())]
     return "\n".join(lines) + "\n"

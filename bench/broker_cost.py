@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from popmq.broker.node.broker_process import BrokerProcess, frame_settings
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.frame_port import FramePort
-from popmq.common.protocol.frames import Hello, ProcessRole
+from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import (
     Kind,
     OnReply,
@@ -231,8 +231,8 @@ async def through_frames(in_flight: int, body: int, seconds: float) -> Result:
             target=serve_frames, args=(folder, theirs)
         )
         process.start()
-        hello = Hello(role=ProcessRole.TOOL, name="bench", cluster=Settings().cluster.name)
-        settings = replace(frame_settings(Settings()), max_in_flight=100_000)
+        hello = Hello(role=ProcessRole.PROXY, name="bench", cluster=Settings().cluster.name)
+        settings = replace(FrameSettings.of(Settings()), max_in_flight=100_000)
         port = FramePort(pipe.recv(), hello, settings=settings)
         port.start()
         total = await run(Load(port, in_flight=in_flight, body=body, done=asyncio.Event()), 0.5)
@@ -265,8 +265,8 @@ async def through_frames(in_flight: int, body: int, seconds: float) -> Result:
 
 def median(results: Sequence[Result]) -> Result:
     """The round whose broker cost is the middle one."""
-    middle = statistics.median_low([one.broker_us for one in results])
-    return next(one for one in results if one.broker_us == middle)
+    middle = statistics.median_low([result.broker_us for result in results])
+    return next(result for result in results if result.broker_us == middle)
 
 
 def main() -> None:
@@ -286,15 +286,15 @@ def main() -> None:
     print("| way | in flight | messages/s | broker us | asker us | p50 ms | p99 ms | per fsync |")
     print("|---|---|---|---|---|---|---|---|")
     middles = [median(results) for results in rounds.values()]
-    for one in middles:
-        spread = [r.broker_us for r in rounds[(one.way, one.in_flight)]]
+    for item in middles:
+        spread = [r.broker_us for r in rounds[(item.way, item.in_flight)]]
         print(
-            f"| {one.way} | {one.in_flight} | {one.per_second} | {one.broker_us} "
-            f"({min(spread)}-{max(spread)}) | {one.asker_us} | {one.p50_ms} | {one.p99_ms} | "
-            f"{one.messages_per_fsync} |"
+            f"| {item.way} | {item.in_flight} | {item.per_second} | {item.broker_us} "
+            f"({min(spread)}-{max(spread)}) | {item.asker_us} | {item.p50_ms} | {item.p99_ms} | "
+            f"{item.messages_per_fsync} |"
         )
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in middles], indent=1))
+        args.json.write_text(json.dumps([asdict(median) for median in middles], indent=1))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def started_broker(folder: Path) -> Iterator[Broker]:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[FramePort]:
-    port = FramePort(address, Hello(role=ProcessRole.TOOL, name="bench", cluster="popmq"))
+    port = FramePort(address, Hello(role=ProcessRole.PROXY, name="bench", cluster="popmq"))
     port.start()
     try:
         yield port

@@ -84,7 +84,7 @@ async def prepare(address: str, gib: float) -> None:
         async def put() -> None:
             for _ in batches:
                 reply = await call(port, Kind.PUT, request, CALL_MS)
-                if {one.code for one in hop.decode_put_reply(reply)} != {Code.OK}:
+                if {result.code for result in hop.decode_put_reply(reply)} != {Code.OK}:
                     raise AssertionError("an old message was not stored")
 
         async with asyncio.TaskGroup() as tasks:
@@ -169,10 +169,12 @@ class Hot:
             reply = await call(self._port, Kind.POP, hop.encode_pop(request), CALL_MS)
             deliveries = hop.decode_pop_reply(reply).deliveries
             now = time.perf_counter()
-            self.latencies += (now - _NOW.unpack_from(one.head)[0] for one in deliveries)
+            self.latencies += (now - _NOW.unpack_from(delivery.head)[0] for delivery in deliveries)
             self._received += len(deliveries)
             if deliveries:
-                acks = hop.AckRequest("hot", "hot-group", [one.handle for one in deliveries])
+                acks = hop.AckRequest(
+                    "hot", "hot-group", [delivery.handle for delivery in deliveries]
+                )
                 await call(self._port, Kind.ACK, hop.encode_ack(acks), CALL_MS)
 
 
@@ -196,7 +198,7 @@ def consume_old(address: str, group: str, in_flight: int, pipe: Connection) -> N
                 deliveries = hop.decode_pop_reply(reply).deliveries
                 if not deliveries:
                     return  # all were read
-                acks = hop.AckRequest("old", group, [one.handle for one in deliveries])
+                acks = hop.AckRequest("old", group, [delivery.handle for delivery in deliveries])
                 await call(port, Kind.ACK, hop.encode_ack(acks), CALL_MS)
                 count += len(deliveries)
 
@@ -295,19 +297,19 @@ def report(phases: list[Phase]) -> None:
         "| beside | hot/s | p50 ms | p99 ms | max ms | broker cores | cold pops | old/s | "
         "old MB/s | disk MB | flush ms |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    for one in phases:
-        print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
+    for phase in phases:
+        print("| " + " | ".join(str(value) for value in asdict(phase).values()) + " |")
     p99s = {
-        title: sorted(one.p99_ms for one in phases if one.title == title)
+        title: sorted(phase.p99_ms for phase in phases if phase.title == title)
         for title in (ALONE, FROM_DISK, FROM_MEMORY)
     }
     alone_ms = statistics.median(p99s[ALONE])
     print(f"p99 alone {alone_ms:.2f} ms ({p99s[ALONE][0]} to {p99s[ALONE][-1]})")
     for title in (FROM_DISK, FROM_MEMORY):
-        found = p99s[title]
-        median_ms = statistics.median(found)
+        found_p99s = p99s[title]
+        median_ms = statistics.median(found_p99s)
         print(
-            f"p99 beside {title} {median_ms:.2f} ms ({found[0]} to {found[-1]}): "
+            f"p99 beside {title} {median_ms:.2f} ms ({found_p99s[0]} to {found_p99s[-1]}): "
             f"x {median_ms / alone_ms:.2f}"
         )
 
@@ -331,7 +333,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {args.gib:g} GiB of old messages, {args.old_in_flight} pops")
     report(phases)
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in phases], indent=1))
+        args.json.write_text(json.dumps([asdict(phase) for phase in phases], indent=1))
 
 
 if __name__ == "__main__":

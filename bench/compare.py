@@ -115,10 +115,10 @@ def _round(
     try:
         _wait_until_awake(peer)
         for shape in plan.shapes:
-            one = measure.send(
+            figures = measure.send(
                 peer, shape, body=plan.body, seconds=plan.seconds, number=number, folder=folder
             )
-            _keep(one, outcome, say)
+            _keep(figures, outcome, say)
         for acks in ("each", "batch") if plan.consume else ():
             got = measure.consume(
                 peer, CONSUME, seconds=plan.seconds, number=number, acks=acks, folder=folder
@@ -132,13 +132,13 @@ def _round(
         _pause(peer)
 
 
-def _keep(one: Measure, outcome: Outcome, say: Callable[[str], None]) -> None:
-    outcome.measures.append(one)
+def _keep(figures: Measure, outcome: Outcome, say: Callable[[str], None]) -> None:
+    outcome.measures.append(figures)
     say(
-        f"round {one.round} {one.peer:24} {one.case:22} {one.per_second:9.0f}/s "
-        f"{one.cpu_us:7.1f} us  p50 {one.ms.p50:.2f} p99 {one.ms.p99:.2f} ms  "
-        f"loader {one.loader_us:.1f} us  others {one.other_cores:.2f} cores"
-        + (f"  refused {one.refused}" if one.refused else "")
+        f"round {figures.round} {figures.peer:24} {figures.case:22} {figures.per_second:9.0f}/s "
+        f"{figures.cpu_us:7.1f} us  p50 {figures.ms.p50:.2f} p99 {figures.ms.p99:.2f} ms  "
+        f"loader {figures.loader_us:.1f} us  others {figures.other_cores:.2f} cores"
+        + (f"  refused {figures.refused}" if figures.refused else "")
     )
 
 

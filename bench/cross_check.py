@@ -32,11 +32,11 @@ def cross_check(
         body = folder / "request.bin"
         body.write_bytes(SendTemplate(peer.topic.topic, 1024).request(0))
         for number in range(rounds):
-            one = send(peer, shape, body=1024, seconds=seconds, number=number, folder=folder)
-            ours.append(one.cpu_us)
-            say(f"ours    {shape}: {one.per_second:9.0f}/s {one.cpu_us:7.1f} us a message")
+            measure = send(peer, shape, body=1024, seconds=seconds, number=number, folder=folder)
+            ours.append(measure.cpu_us)
+            say(f"ours    {shape}: {measure.per_second:9.0f}/s {measure.cpu_us:7.1f} us a message")
             before, used = peer.stored(), cpu_s(peer.processes())
-            messages = max(1_000, int(one.per_second * seconds))
+            messages = max(1_000, int(measure.per_second * seconds))
             done, rate = _h2load(program, peer.endpoint, body, shape, messages)
             used = cpu_s(peer.processes()) - used
             check_stored("h2load", done, before, peer.stored())
@@ -57,7 +57,7 @@ def _h2load(
     argv += [word for header in headers for word in ("-H", header)]
     argv.append(f"http://{endpoint}{SEND}")
     ran = subprocess.run(argv, env=debian_env(), capture_output=True, text=True, timeout=300)
-    found = re.search(r"([\d.]+) req/s.*?(\d+) succeeded", ran.stdout, re.DOTALL)
-    if ran.returncode or found is None:
+    match = re.search(r"([\d.]+) req/s.*?(\d+) succeeded", ran.stdout, re.DOTALL)
+    if ran.returncode or match is None:
         raise LoadError(f"h2load ended with {ran.returncode}: {ran.stdout[-500:]}{ran.stderr}")
-    return int(found[2]), float(found[1])
+    return int(match[2]), float(match[1])

@@ -47,9 +47,9 @@ def measure(blocked: int, rounds: int) -> str:
         start = time.process_time()
         core.send("orders", b"x", message_group=f"free-{number % (KEYS // 2)}")
         sent = time.process_time()
-        (one,) = core.receive("orders", "g", limit=32)
+        (delivery,) = core.receive("orders", "g", limit=32)
         received = time.process_time()
-        core.ack("orders", "g", one.handle)
+        core.ack("orders", "g", delivery.handle)
         acked = time.process_time()
         for at, value in enumerate((sent - start, received - sent, acked - received)):
             spent[at] += value

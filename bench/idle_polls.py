@@ -63,7 +63,7 @@ class Crowd:
 
 
 async def measure(pid: int, address: str, waiters: int, groups: int, seconds: float) -> None:
-    port = FramePort(address, Hello(role=ProcessRole.TOOL, name="bench", cluster="popmq"))
+    port = FramePort(address, Hello(role=ProcessRole.PROXY, name="bench", cluster="popmq"))
     port.start()
     topic = pb.CreateTopicRequest(topic=pb.Topic(name="bench", queues=8))
     await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), 10_000)
@@ -108,11 +108,11 @@ def main() -> None:
         try:
             assert broker.stdout is not None
             line = broker.stdout.readline()
-            found = re.search(r"frames (\S+?),? ", line + " ")
-            if found is None:
+            match = re.search(r"frames (\S+?),? ", line + " ")
+            if match is None:
                 raise SystemExit(f"the broker is not ready: {line!r}")
             print(f"load average before: {os.getloadavg()[0]:.2f}", flush=True)
-            asyncio.run(measure(broker.pid, found[1], args.waiters, args.groups, args.seconds))
+            asyncio.run(measure(broker.pid, match[1], args.waiters, args.groups, args.seconds))
             print(f"load average after: {os.getloadavg()[0]:.2f}")
         finally:
             broker.terminate()

@@ -89,7 +89,7 @@ async def stick(port: FramePort, case: Case, held: int) -> None:
 
 
 async def ack(port: FramePort, topic: str, group: str, got: Sequence[Delivery]) -> None:
-    request = hop.AckRequest(topic, group, [one.handle for one in got])
+    request = hop.AckRequest(topic, group, [delivery.handle for delivery in got])
     await call(port, Kind.ACK, hop.encode_ack(request), CALL_MS)
 
 
@@ -116,20 +116,20 @@ async def sample(port: FramePort, case: Case) -> float:
 
 
 async def measure(port: FramePort, samples: int, rounds: int, held: int) -> None:
-    found = cases(held)
-    for group in (*found[-1].others, "stuck", TIMED):
+    found_cases = cases(held)
+    for group in (*found_cases[-1].others, "stuck", TIMED):
         await create_group(port, group)
-    for case in found:
+    for case in found_cases:
         await create_topic(port, case.topic, 1, "normal")
         if case.stuck:
             await stick(port, case, held)
         await sample(port, case)
     for _ in range(rounds):
-        for case in found:
+        for case in found_cases:
             for _ in range(samples):
                 case.found_ms.append(1_000 * await sample(port, case))
     print("| beside | p50 ms | p90 ms | p99 ms |\n|---|---|---|---|")
-    print("\n".join(case.row() for case in found), flush=True)
+    print("\n".join(case.row() for case in found_cases), flush=True)
 
 
 async def run(address: str, samples: int, rounds: int, held: int) -> None:

@@ -18,6 +18,8 @@ from popmq.proxy.transport.interface import Call, Method, MethodType
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
+from popmq.proxy.transport.lean.inbox import SharedInflow
+from popmq.proxy.transport.lean.messages import InflationTurns
 from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX
 
 PATH = "/apache.rocketmq.v2.MessagingService/SendMessage"
@@ -83,12 +85,13 @@ def run(variant: str, calls: int, per_tick: int, body: bytes) -> float:
         LeanCounters(),
         clock,
         lambda: None,
+        SharedInflow(LeanSettings(), InflationTurns(lambda _: None)),
     )
     connection.receive(frames.PREFACE + frames.settings({}) + WINDOW, 0)
     encoder = Encoder()
     opening = first_blocks(encoder)
     connection.receive(frames.frame(frames.HEADERS, 0x5, 1, opening), 0)
-    made = blocks(encoder, variant)
+    new_blocks = blocks(encoder, variant)
     message = MESSAGE_PREFIX.pack(0, len(body)) + body
     connection.outbox.take()
     spent, answered, stream_id = 0, 0, 3
@@ -97,7 +100,7 @@ def run(variant: str, calls: int, per_tick: int, body: bytes) -> float:
         for _ in range(200):
             parts = []
             for _ in range(per_tick):
-                parts.append(frames.frame(frames.HEADERS, 0x4, stream_id, next(made)))
+                parts.append(frames.frame(frames.HEADERS, 0x4, stream_id, next(new_blocks)))
                 parts.append(frames.frame(frames.DATA, 0x1, stream_id, message))
                 stream_id += 2
             ticks.append(b"".join(parts))

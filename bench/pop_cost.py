@@ -179,7 +179,7 @@ async def measure_pops(
     own, _ = await cost_of(ready, POPS_AT_ONCE, Kind.POP, requests, again.take)
     handles = []
     for reply in replies:
-        handles += [one.handle for one in hop.decode_pop_reply(reply).deliveries]
+        handles += [delivery.handle for delivery in hop.decode_pop_reply(reply).deliveries]
     if len(handles) != messages // BATCH * BATCH:
         raise AssertionError(f"{len(handles)} of {messages} delivered")
     return cpu - own, took, handles
@@ -263,15 +263,15 @@ async def with_broker(messages: int, rounds: int) -> None:
             end="",
         )
         print(" log bytes per message | receives/s |\n|---|---|---|---|---|---|")
-        for kind, found in costs.items():
+        for kind, found_costs in costs.items():
             cells = [
                 f"{statistics.median(values):.1f} ({min(values):.1f}-{max(values):.1f})"
                 for values in (
-                    [one.pop_us for one in found],
-                    [one.ack_us for one in found],
-                    [one.batch_ack_us for one in found],
-                    [one.log_bytes for one in found],
-                    [one.pops_per_second for one in found],
+                    [found_cost.pop_us for found_cost in found_costs],
+                    [found_cost.ack_us for found_cost in found_costs],
+                    [found_cost.batch_ack_us for found_cost in found_costs],
+                    [found_cost.log_bytes for found_cost in found_costs],
+                    [found_cost.pops_per_second for found_cost in found_costs],
                 )
             ]
             print(f"| {kind.name.lower()} | " + " | ".join(cells) + " |")

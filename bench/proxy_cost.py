@@ -65,6 +65,8 @@ class KeptCall:
         self.metadata: Mapping[str, str] = METADATA
         self.sent = b""
 
+    encrypted = False
+
     def remaining_ms(self) -> int | None:
         return 3_000
 
@@ -75,9 +77,11 @@ class KeptCall:
 
     def on_cancelled(self, callback: Callable[[], None]) -> None: ...
 
+    def on_unread(self, callback: Callable[[], None]) -> None: ...
+
 
 def sends(calls: int, body: bytes) -> list[bytes]:
-    made = []
+    serializes = []
     for number in range(calls):
         message = pb.Message(topic=pb.Resource(name="orders"), body=body)
         message.user_properties["color"] = "red"
@@ -89,12 +93,12 @@ def sends(calls: int, body: bytes) -> list[bytes]:
         system.body_encoding = pb.Encoding.IDENTITY
         system.born_host = "bench"
         system.born_timestamp.GetCurrentTime()
-        made.append(service.SendMessageRequest(messages=[message]).SerializeToString())
-    return made
+        serializes.append(service.SendMessageRequest(messages=[message]).SerializeToString())
+    return serializes
 
 
 def acks(calls: int) -> list[bytes]:
-    made = []
+    serializes = []
     for number in range(calls):
         handle = (
             ReceiptHandle("broker-a", 64, 9, 1, number, 1, 1, number, 0).encode(b"k" * 32).decode()
@@ -103,14 +107,14 @@ def acks(calls: int) -> list[bytes]:
         request = service.AckMessageRequest(
             group=pb.Resource(name="workers"), topic=pb.Resource(name="orders"), entries=[entry]
         )
-        made.append(request.SerializeToString())
-    return made
+        serializes.append(request.SerializeToString())
+    return serializes
 
 
 def cost(requests: list[bytes], name: str, check: Callable[[bytes], None]) -> float:
     """Microseconds of CPU for a call."""
     proxy = Proxy(Settings(), StaticBrokers({"broker-a": EagerBroker()}), SystemClock())
-    start = next(one.start for one in proxy.methods() if one.path.endswith("/" + name))
+    start = next(method.start for method in proxy.methods() if method.path.endswith("/" + name))
     assert start is not None
     calls = [KeptCall() for _ in requests]
     start(KeptCall(), requests[0])  # the topic is known from then on
@@ -147,9 +151,9 @@ def main() -> None:
     for _ in range(given.rounds):
         for name, requests, check in ways:
             figures[name].append(cost(requests, name, check))
-    for name, found in figures.items():
-        middle = statistics.median(found)
-        print(f"| {name} | {middle:.1f} ({min(found):.1f}-{max(found):.1f}) us |")
+    for name, found_figures in figures.items():
+        middle = statistics.median(found_figures)
+        print(f"| {name} | {middle:.1f} ({min(found_figures):.1f}-{max(found_figures):.1f}) us |")
 
 
 if __name__ == "__main__":

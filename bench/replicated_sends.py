@@ -76,7 +76,7 @@ async def measure(folder: Path, replicas: int, durability: str, args: argparse.N
             )
             for number in range(replicas)
         ]
-        hello = Hello(role=ProcessRole.TOOL, name="bench", cluster="popmq")
+        hello = Hello(role=ProcessRole.PROXY, name="bench", cluster="popmq")
         controller = FramePort(where, hello)
         controller.start()
         address = await _master(controller, replicas)
@@ -98,7 +98,7 @@ async def measure(folder: Path, replicas: int, durability: str, args: argparse.N
             await port.close()
             await controller.close()
         master = next(
-            n for n, one in enumerate(brokers) if one.settings["BROKER_LISTEN"] == address
+            n for n, broker in enumerate(brokers) if broker.settings["BROKER_LISTEN"] == address
         )
         slaves = [cpu for number, cpu in enumerate(used) if number != master]
         waits.sort()
@@ -119,7 +119,7 @@ async def _master(controller: FramePort, replicas: int) -> str:
         while True:
             with suppress(PopmqError):
                 reply = await call(controller, Kind.ROUTES, b"", 1_000)
-                routes = [one for one in pb.RoutesReply.FromString(reply).brokers]
+                routes = [broker for broker in pb.RoutesReply.FromString(reply).brokers]
                 if routes and (
                     replicas == 1 or len((await _state(controller)).members) == replicas
                 ):
@@ -152,7 +152,7 @@ async def _agree(controller: FramePort, replicas: int) -> None:
     if replicas == 1:
         return
     for _ in range(150):
-        if len({one.end for one in (await _state(controller)).members}) == 1:
+        if len({member.end for member in (await _state(controller)).members}) == 1:
             return
         await asyncio.sleep(0.2)
     raise RuntimeError("the logs do not end alike")
@@ -161,10 +161,11 @@ async def _agree(controller: FramePort, replicas: int) -> None:
 async def _watch(brokers: Sequence[RoleProcess], lags: list[float], replicas: int) -> None:
     for _ in range(1_000 if replicas > 1 else 0):
         await asyncio.sleep(0.25)
-        found = [
-            await asyncio.to_thread(one.metric, "popmq_replication_lag_bytes") for one in brokers
+        values = [
+            await asyncio.to_thread(broker.metric, "popmq_replication_lag_bytes")
+            for broker in brokers
         ]
-        lags.append(max(found))
+        lags.append(max(values))
 
 
 async def _load(port: FramePort, args: argparse.Namespace, *, seconds: float) -> list[float]:
@@ -196,11 +197,11 @@ def main() -> None:
     print("replicas  waits for  sends/s  p50 ms  p99 ms  master us  slave us  lag KiB")
     for replicas, durability in itertools.product(args.replicas, args.durability):
         with tempfile.TemporaryDirectory() as folder:
-            found = asyncio.run(measure(Path(folder), replicas, durability, args))
+            result = asyncio.run(measure(Path(folder), replicas, durability, args))
         print(
-            f"{found.replicas:8} {durability:>10} {found.per_second:8.0f} {found.p50_ms:7.1f}"
-            f" {found.p99_ms:7.1f} {found.master_us:10.0f} {found.slave_us:9.0f}"
-            f" {found.lag_kib:8.0f}",
+            f"{result.replicas:8} {durability:>10} {result.per_second:8.0f} {result.p50_ms:7.1f}"
+            f" {result.p99_ms:7.1f} {result.master_us:10.0f} {result.slave_us:9.0f}"
+            f" {result.lag_kib:8.0f}",
             flush=True,
         )
 

@@ -16,12 +16,12 @@ Pick = Callable[[Measure], float]
 REFERENCE = "popmq apart"
 
 
-def _rate(one: Measure) -> float:
-    return one.per_second
+def _rate(measure: Measure) -> float:
+    return measure.per_second
 
 
-def _cpu_us(one: Measure) -> float:
-    return one.cpu_us
+def _cpu_us(measure: Measure) -> float:
+    return measure.cpu_us
 
 
 # Ours to theirs in each of GOAL_CASES; True: at least so much, False: at most.
@@ -57,7 +57,7 @@ def machine() -> dict[str, str]:
         "cores": f"{os.cpu_count()} of {cpus[0] if cpus else 'unknown'}",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "load average": " ".join(f"{one:.1f}" for one in os.getloadavg()),
+        "load average": " ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
 
 
@@ -71,16 +71,16 @@ def as_json(outcome: Outcome, facts: dict[str, str]) -> dict[str, object]:
         "unavailable": outcome.unavailable,
         "warmed": outcome.warmed,
         "failures": outcome.failures,
-        "measures": [one.as_json() for one in outcome.measures],
+        "measures": [measure.as_json() for measure in outcome.measures],
     }
 
 
 def cases(outcome: Outcome) -> list[str]:
-    return list(dict.fromkeys(one.case for one in outcome.measures))
+    return list(dict.fromkeys(measure.case for measure in outcome.measures))
 
 
 def of(outcome: Outcome, peer: str, case: str) -> list[Measure]:
-    return [one for one in outcome.measures if (one.peer, one.case) == (peer, case)]
+    return [measure for measure in outcome.measures if (measure.peer, measure.case) == (peer, case)]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
@@ -93,8 +93,8 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 def ratios(outcome: Outcome, case: str, ours: str, theirs: str, pick: Pick) -> list[float]:
     """Ours to theirs, round by round."""
-    mine = {one.round: pick(one) for one in of(outcome, ours, case)}
-    other = {one.round: pick(one) for one in of(outcome, theirs, case)}
+    mine = {measure.round: pick(measure) for measure in of(outcome, ours, case)}
+    other = {measure.round: pick(measure) for measure in of(outcome, theirs, case)}
     return [mine[n] / other[n] for n in sorted(mine.keys() & other.keys()) if other[n]]
 
 
@@ -132,21 +132,21 @@ def _table(outcome: Outcome, case: str) -> list[str]:
         if not rows:
             continue
         parts = {
-            role: statistics.median(one.by_process_us[role] for one in rows)
+            role: statistics.median(row.by_process_us[role] for row in rows)
             for role in rows[0].by_process_us
         }
-        per_flush = [one.messages / one.flushes for one in rows if one.flushes > 0]
+        per_flush = [row.messages / row.flushes for row in rows if row.flushes > 0]
         cells = (
             name,
-            spread([one.per_second for one in rows], 0),
-            spread([one.cpu_us for one in rows]),
+            spread([row.per_second for row in rows], 0),
+            spread([row.cpu_us for row in rows]),
             " + ".join(f"{role} {us:.1f}" for role, us in parts.items()),
-            spread([one.ms.p50 for one in rows if one.ms.count], 2),
-            spread([one.ms.p99 for one in rows if one.ms.count], 2),
-            spread([one.ms.p999 for one in rows if one.ms.count], 2),
+            spread([row.ms.p50 for row in rows if row.ms.count], 2),
+            spread([row.ms.p99 for row in rows if row.ms.count], 2),
+            spread([row.ms.p999 for row in rows if row.ms.count], 2),
             f"{statistics.median(per_flush):.1f}" if per_flush else "-",
-            f"{statistics.median(one.loader_us for one in rows):.1f}",
-            spread([one.other_cores for one in rows], 2),
+            f"{statistics.median(row.loader_us for row in rows):.1f}",
+            spread([row.other_cores for row in rows], 2),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -159,7 +159,9 @@ def _goals(outcome: Outcome) -> list[str]:
             values = ratios(outcome, case, REFERENCE, theirs, pick)
             lines.append(_goal(f"{text}, {case}", values, aim, at_least))
     for text, case, pick, aim in LIMITS:
-        lines.append(_goal(text, [pick(one) for one in of(outcome, REFERENCE, case)], aim, False))
+        lines.append(
+            _goal(text, [pick(measure) for measure in of(outcome, REFERENCE, case)], aim, False)
+        )
     return lines
 
 
@@ -191,11 +193,13 @@ def plot(outcome: Outcome) -> str:
         ):
             top += 18
             parts.append(_text(LEFT, top, title, size=11))
-            values = {name: [pick(one) for one in of(outcome, name, case)] for name in names}
-            highest = max((max(found) for found in values.values()), default=1.0)
-            for name, found in values.items():
+            values = {
+                name: [pick(measure) for measure in of(outcome, name, case)] for name in names
+            }
+            highest = max((max(found_values) for found_values in values.values()), default=1.0)
+            for name, found_values in values.items():
                 top += GAP - 6
-                parts.append(_bar(top, name, found, highest, colour))
+                parts.append(_bar(top, name, found_values, highest, colour))
         top += GAP
     body = "\n".join(parts)
     return (
@@ -205,10 +209,10 @@ def plot(outcome: Outcome) -> str:
     )
 
 
-def _bar(top: int, name: str, found: Sequence[float], highest: float, colour: str) -> str:
+def _bar(top: int, name: str, values: Sequence[float], highest: float, colour: str) -> str:
     scale = (WIDTH - LEFT - 160) / highest
-    middle = statistics.median(found)
-    low, high = LEFT + min(found) * scale, LEFT + max(found) * scale
+    middle = statistics.median(values)
+    low, high = LEFT + min(values) * scale, LEFT + max(values) * scale
     line = top - BAR / 2 + 4
     return (
         _text(10, top, name)

@@ -115,10 +115,10 @@ def fill(broker: Broker, records: int, body: bytes) -> tuple[float, float, float
 
 
 def pop_some(broker: Broker) -> None:
-    want = ClientRequests(broker).resolve_pop(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
+    params = ClientRequests(broker).resolve_pop(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
     for _ in range(IN_FLIGHT // 32):
         try:
-            broker.pops.pop(want)
+            broker.pop.service.pop(params)
         except ColdRead as cold:  # the oldest messages of a large log have left the page cache
             cold.warm()
     broker.store._commit._hand_over()
@@ -174,8 +174,8 @@ def main() -> None:
         "| records | append us | last tenth us | dispatch us | snapshot us per check point | "
         "start with it s | without s | recovery us | RSS MiB | disk MiB |\n" + "|---" * 10 + "|"
     )
-    for one in results:
-        print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
+    for growth in results:
+        print("| " + " | ".join(str(value) for value in asdict(growth).values()) + " |")
     first, last = results[0], results[-1]
     print(f"per record, {last.records:,} against {first.records:,} stored:")
     for what, large, small in (
@@ -186,7 +186,7 @@ def main() -> None:
     ):
         print(f"  {what}: {large / small:.2f}")
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in results], indent=1))
+        args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
 
 
 if __name__ == "__main__":

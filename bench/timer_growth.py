@@ -134,10 +134,10 @@ async def first_delivery(broker: Broker) -> float:
     first_s, left = 0.0, DUE_WHILE_DOWN
     async with connected(broker.address) as port:
         while left > 0:
-            found = await pop(port, "near")
+            deliveries = await pop(port, "near")
             first_s = first_s or time.monotonic()
-            left -= len(found)
-            await ack(port, "near", found)
+            left -= len(deliveries)
+            await ack(port, "near", deliveries)
     return first_s
 
 
@@ -156,10 +156,10 @@ def main() -> None:
         "| pending | insert us | expire us | idle % | bytes each | after a start | ready s | "
         "first delivery s | disk MiB |\n|---|---|---|---|---|---|---|---|---|"
     )
-    for one in results:
-        print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
+    for growth in results:
+        print("| " + " | ".join(str(value) for value in asdict(growth).values()) + " |")
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in results], indent=1))
+        args.json.write_text(json.dumps([asdict(growth) for growth in results], indent=1))
 
 
 if __name__ == "__main__":

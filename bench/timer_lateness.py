@@ -80,19 +80,19 @@ def percentiles(values: Sequence[int]) -> tuple[int, int, int]:
 async def measure_all(
     broker: Broker, rates: list[int], seconds: float, burst: int
 ) -> list[Lateness]:
-    found = []
+    latenesses = []
     for rate in rates:
         count = int(rate * seconds)
         case = f"{rate} a second"
-        found.append(await measure(broker, case, 1_000_000 // rate, count, live=True))
+        latenesses.append(await measure(broker, case, 1_000_000 // rate, count, live=True))
         case += ", nobody receives"
-        found.append(await measure(broker, case, 1_000_000 // rate, count, live=False))
+        latenesses.append(await measure(broker, case, 1_000_000 // rate, count, live=False))
     if burst:
         case = "one millisecond"
-        found.append(await measure(broker, case, 0, burst, live=True))
+        latenesses.append(await measure(broker, case, 0, burst, live=True))
         case += ", nobody receives"
-        found.append(await measure(broker, case, 0, burst, live=False))
-    return found
+        latenesses.append(await measure(broker, case, 0, burst, live=False))
+    return latenesses
 
 
 def main() -> None:
@@ -106,16 +106,16 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=".", prefix="bench-timers-") as name,
         started_broker(Path(name).resolve()) as broker,
     ):
-        found = asyncio.run(measure_all(broker, args.rates, args.seconds, args.burst))
+        latenesses = asyncio.run(measure_all(broker, args.rates, args.seconds, args.burst))
     print(f"{os.cpu_count()} cores, body {BODY} B; ms late, of the record and of the receive")
     print(
         "| case | timers | stored p50 | p99 | max | received p50 | p99 | max | broker us |\n"
         "|---|---|---|---|---|---|---|---|---|"
     )
-    for one in found:
-        print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
+    for lateness in latenesses:
+        print("| " + " | ".join(str(value) for value in asdict(lateness).values()) + " |")
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
+        args.json.write_text(json.dumps([asdict(lateness) for lateness in latenesses], indent=1))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ async def put_timers(port: FramePort, topic: str, due: Iterable[int], *, body: i
             ]
             request = hop.encode_put(PutRequest(topic, entries))
             results = hop.decode_put_reply(await call(port, Kind.PUT, request, CALL_MS))
-            if [(one.code, one.due_ms) for one in results] != [(Code.OK, at) for _, at in batch]:
+            if [(result.code, result.due_ms) for result in results] != [
+                (Code.OK, at) for _, at in batch
+            ]:
                 raise AssertionError("a message was refused, or is no timer: it came too late")
 
     async with asyncio.TaskGroup() as tasks:
@@ -79,15 +81,15 @@ class Consumer:
 
     async def _take(self) -> None:
         while self._left > 0:
-            found = await pop(self._port, self._topic)
+            deliveries = await pop(self._port, self._topic)
             now_ms = wall_ms()
-            self._left -= len(found)
-            for one in found:
-                (due_ms,) = _DUE.unpack_from(one.head)
-                self.stored_late_ms.append(one.stored_ms - due_ms)
+            self._left -= len(deliveries)
+            for delivery in deliveries:
+                (due_ms,) = _DUE.unpack_from(delivery.head)
+                self.stored_late_ms.append(delivery.stored_ms - due_ms)
                 self.received_late_ms.append(now_ms - due_ms)
-            if found:
-                await ack(self._port, self._topic, found)
+            if deliveries:
+                await ack(self._port, self._topic, deliveries)
 
 
 async def pop(port: FramePort, topic: str) -> list[Delivery]:
@@ -96,8 +98,8 @@ async def pop(port: FramePort, topic: str) -> list[Delivery]:
     return list(hop.decode_pop_reply(reply).deliveries)
 
 
-async def ack(port: FramePort, topic: str, found: list[Delivery]) -> None:
-    request = AckRequest(topic, f"{topic}-group", [one.handle for one in found])
+async def ack(port: FramePort, topic: str, deliveries: list[Delivery]) -> None:
+    request = AckRequest(topic, f"{topic}-group", [delivery.handle for delivery in deliveries])
     reply = await call(port, Kind.ACK, hop.encode_ack(request), CALL_MS)
-    if {one.code for one in hop.decode_ack_reply(reply)} != {Code.OK}:
+    if {result.code for result in hop.decode_ack_reply(reply)} != {Code.OK}:
         raise AssertionError("an ack was refused")

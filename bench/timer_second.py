@@ -103,7 +103,7 @@ async def measure(broker: Broker, timers: int, ahead_s: int) -> Second:
         round(cpu_s / timers * 1e6, 1),
         *percentiles(turns.loading),
         *percentiles(turns.firing),
-        *(mib(one - before) for one in (pending, loaded, broker.anonymous_bytes())),
+        *(mib(used - before) for used in (pending, loaded, broker.anonymous_bytes())),
     )
 
 
@@ -125,14 +125,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".", prefix="bench-timers-") as name:
         broker = Broker(Path(name).resolve(), NO_DEDUP)
         try:
-            found = asyncio.run(measure(broker, args.timers, args.ahead))
+            second = asyncio.run(measure(broker, args.timers, args.ahead))
         finally:
             broker.stop()
     print(f"{os.cpu_count()} cores, body {BODY} B; turns in ms")
-    for key, value in asdict(found).items():
+    for key, value in asdict(second).items():
         print(f"{key}: {value}")
     if args.json:
-        args.json.write_text(json.dumps(asdict(found), indent=1))
+        args.json.write_text(json.dumps(asdict(second), indent=1))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,29 @@
 Those that ask for no violation begin somewhere else each UTC day, so that CI searches on:
 POPMQ_SEED_DAY=N, which the head of every report prints, repeats those of a day. What has to be
 reached, a rare state or a planted mistake, has seeds that do not change.
+
+Also what the tests of all simulators have in common: to run seeds, to compare a run with and
+without a planted mistake, to compare the traces of processes, and to replay a failed seed.
 """
 
 import fcntl
 import json
 import os
+import pickle
+import sys
 import time
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 
+import pytest
+from programs import run_program
+
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.sim.lives import SeedResult
+from popmq.testing.sim.seed_runs import outcomes
+
+Run = Callable[[int], SeedResult]
 DAY_S = 86_400
 DAY = int(os.environ.get("POPMQ_SEED_DAY") or time.time() // DAY_S)
 KNOWN = Path(__file__).with_name("known_seeds.json")  # world -> planted mistake -> seed
@@ -24,6 +38,51 @@ def of_the_day(count: int) -> range:
     first = _FIRST + DAY % 10_000 * _A_DAY
     print(f"seeds {first} to {first + count - 1}: POPMQ_SEED_DAY={DAY} repeats them")
     return range(first, first + count)
+
+
+def checked(
+    run: Run, seeds: range, *states: type[Enum], lines: int = 40, processes: int = 1
+) -> StateCounts:
+    """Stops at the first violation, with the last `lines` of its history; counts rare states."""
+    tally, began = StateCounts(*states), time.monotonic()
+    for outcome in outcomes(run, seeds, processes=processes):
+        assert not outcome.violations, outcome.history(lines)
+        tally.add(outcome.tally)
+    a_second = len(seeds) / (time.monotonic() - began)
+    print(f"{len(seeds)} seeds from {seeds[0]}, {a_second:.1f} a second\n{tally.table()}")
+    return tally
+
+
+def breaks(plant: Callable[[pytest.MonkeyPatch], None], run: Run, seed: int) -> bool:
+    """Whether the run is broken by the mistake and whole without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        broken = bool(run(seed).violations)
+    return broken and not run(seed).violations
+
+
+def digests_under_hash_seeds(run: Run, seeds: range) -> set[str]:
+    """What processes with other orders of sets print as the digests of the seeds."""
+    code = (
+        "import logging, pickle; logging.disable()\n"
+        f"run = pickle.loads({pickle.dumps(run)!r})\n"
+        f"print(*(run(seed).digest for seed in {seeds!r}))"
+    )
+    return {
+        run_program(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    }
+
+
+def replayed(outcome: SeedResult) -> str:
+    """What the command prints that the history of a failed seed names."""
+    command = outcome.history().rpartition("replay: ")[2].split()
+    assert command[0] == ".venv/bin/python"
+    return run_program([sys.executable, *command[1:]]).stdout
 
 
 def found_at(world: str, mistake: str, seeds: Iterable[int], breaks: Callable[[int], bool]) -> int:

@@ -1,11 +1,11 @@
 """The optional build with the hot modules compiled: a wheel that passes the proxy's tests."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_S, TESTS_S = 600, 900
@@ -27,15 +27,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(command: list[str], environment: dict[str, str], within_s: int) -> str:
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=within_s,
-        check=False,
-    )
+    done = run_program(command, cwd=ROOT, env=environment, timeout=within_s)
     assert done.returncode == 0, f"{done.stdout[-5_000:]}{done.stderr[-2_000:]}"
     return done.stdout
 

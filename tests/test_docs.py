@@ -4,25 +4,34 @@ import ast
 import difflib
 import doctest
 import re
+import shlex
+import tomllib
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
+import click
 import pytest
 
-from popmq.common.settings.settings import Settings
-from tools import modules_page
+from popmq.cli.commands import parse
+from popmq.cli.terminal.command_line import Invocation
+from popmq.common import errors
+from popmq.common.errors import Code, PopmqError
+from popmq.common.settings import describe
+from popmq.common.settings.settings import Settings, load_settings
+from tools import errors_page, modules_page, resources_page, settings_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
 )
 ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
-OPERATING = ROOT / "docs" / "operating.md"
+SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 DECISIONS = ROOT / "docs" / "decisions"
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```([a-z ]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _STATUS = re.compile(r"^Status: (accepted|built|superseded by \[.+\]\(.+\))\.(?: Code: (.+)\.)?$")
 # What a page about something that exists must not say. What popmq lacks is in README.md.
@@ -51,7 +60,9 @@ def prose(page: Path) -> str:
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 def dead_links(page: Path) -> Iterator[str]:
@@ -59,10 +70,10 @@ def dead_links(page: Path) -> Iterator[str]:
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        if not found.exists():
+        result = (page.parent / path).resolve() if path else page
+        if not result.exists():
             yield f"{target}: no such file"
-        elif anchor and anchor not in anchors(found):
+        elif anchor and anchor not in anchors(result):
             yield f"{target}: no such heading"
 
 
@@ -80,9 +91,29 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert list(dead_links(page)) == []
 
 
-def test_every_setting_is_in_the_table_of_settings() -> None:
-    rows = set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", prose(OPERATING), re.MULTILINE))
-    assert rows == set(Settings().flat())
+def test_the_table_of_settings_is_what_make_settings_writes() -> None:
+    text = SETTINGS.read_text(encoding="utf-8")
+    assert settings_table.page(text) == text, (
+        "run `make settings` and commit docs/reference/settings.md"
+    )
+
+
+def test_the_file_on_the_page_of_settings_is_accepted(tmp_path: Path) -> None:
+    (text,) = re.findall(
+        r"^```toml\n(.*?)^```", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    path = tmp_path / "popmq.toml"
+    path.write_text(text)
+    sources = load_settings(str(path), {}, {}).sources
+    named = {key for key, source in sources.items() if source != "default"}
+    assert named == {"proxy.workers", "replication.laggard_ms", "controller.addresses"}
+
+
+def test_every_setting_has_a_meaning_and_no_other_name_has() -> None:
+    path = Path(describe.__file__).parent / "meanings.toml"
+    meanings = tomllib.loads(path.read_text(encoding="utf-8"))
+    keys = {f"{section}.{name}" for section, names in meanings.items() for name in names}
+    assert keys == set(describe.descriptions()) == set(Settings().flat())
 
 
 def exists(name: str) -> bool:
@@ -184,7 +215,7 @@ def test_every_module_and_every_package_is_on_the_page_of_modules() -> None:
     text = modules_page.PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"^- `(.+?\.py)`: .", text, re.MULTILINE))
     packages = set(re.findall(r"^##+ (.+)$", text, re.MULTILINE))
-    for path in (path for root in ROOT.glob("*/popmq") for path in root.rglob("*.py")):
+    for path in (path for root in ROOT.glob("*/popmq/*") for path in root.rglob("*.py")):
         name = short(path)
         if path.stem == "__init__":
             assert name.removesuffix("/__init__.py") in packages
@@ -203,6 +234,112 @@ def test_a_page_of_modules_has_the_first_paragraph_of_a_docstring_and_its_links(
     )
 
 
+def commands_in(page: Path) -> Iterator[str]:
+    """The lines of a page's blocks that call popmq, without what the shell does around them."""
+    for language, block in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language.partition(" ")[0] in ("", "sh", "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.match(r"(?:[A-Z_]+=\S+ +)*(?:\.venv/bin/)?popmq (.*)", line):
+                    yield re.sub(r" >.*| &$| --context \S+", "", match[1])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if [*commands_in(page)]], ids=shown)
+def test_popmq_accepts_every_command_line_in_a_block_of_a_page(page: Path) -> None:
+    for line in commands_in(page):
+        assert isinstance(parse(shlex.split(line, comments=True)), Invocation), line
+
+
+def test_a_command_line_with_an_option_that_does_not_exist_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```\nA=1 .venv/bin/popmq lag --no-such &\n```\n```text\npopmq x\n```\n")
+    (line,) = commands_in(page)
+    with pytest.raises(click.UsageError, match="--no-such"):
+        parse(shlex.split(line))
+
+
+def test_every_make_target_and_module_that_a_block_calls_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    blocks = "".join(
+        block
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for _, block in _BLOCK.findall(page.read_text(encoding="utf-8"))
+    )
+    called = set(re.findall(r"^make ([a-z-]+)", blocks, re.MULTILINE))
+    modules = set(re.findall(r"\bpython -m ([a-z_.]+)", blocks))
+    assert len(called) > 4
+    assert len(modules) > 2
+    assert called - targets == set()
+    roots = [ROOT, ROOT / "tests", *(ROOT / name for name in ("testing", "cli"))]
+    missing = [
+        name
+        for name in modules
+        for path in [name.replace(".", "/")]
+        if not any((root / f"{path}.py").exists() or (root / path).is_dir() for root in roots)
+    ]
+    assert missing == []
+
+
+def test_the_page_of_resources_is_what_make_resources_writes() -> None:
+    written = resources_page.PAGE.read_text(encoding="utf-8")
+    assert written == resources_page.page(), "run `make resources` and commit the page"
+
+
+def test_the_page_of_errors_is_what_make_errors_writes() -> None:
+    written = errors_page.PAGE.read_text(encoding="utf-8")
+    assert written == errors_page.page(), "run `make errors` and commit docs/reference/errors.md"
+
+
+def test_every_code_has_a_meaning_and_no_other_name_has() -> None:
+    assert list(errors_page.meanings()) == [code.name for code in Code]
+
+
+@pytest.mark.more
+def test_every_example_of_an_error_is_a_text_that_the_code_gives_with_that_code() -> None:
+    texts = texts_by_code()
+    for name, row in errors_page.meanings().items():
+        assert any(text.fullmatch(row.example) for text in texts[name]), (name, row.example)
+
+
+def texts_by_code() -> dict[str, list[re.Pattern[str]]]:
+    """The texts of every function of the product, by the codes of the errors that it makes."""
+    # These two choose the code for callers that have the text.
+    codes = {"unauthorized": Code.UNAUTHORIZED.name, "common_code": Code.MULTIPLE_RESULTS.name}
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, PopmqError):
+            codes[name] = value.code.name
+    texts: dict[str, list[re.Pattern[str]]] = {code.name: [] for code in Code}
+    for file in (file for root in ROOT.glob("*/popmq/*") for file in root.rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                parts = list(ast.walk(function))
+                found = [text for part in parts if (text := template(part))]
+                for name in {code for part in parts if (code := code_of(part, codes))}:
+                    texts[name] += found
+    return texts
+
+
+def code_of(part: ast.AST, codes: dict[str, str]) -> str | None:
+    match part:
+        case ast.Attribute(value=ast.Name(id="Code"), attr=name) if name in Code.__members__:
+            return name
+        case ast.Name(id=name):
+            return codes.get(name)
+    return None
+
+
+def template(part: ast.AST) -> re.Pattern[str] | None:
+    """What a string or an f-string becomes; None for one that is little more than its values."""
+    match part:
+        case ast.Constant(value=str(text)):
+            return re.compile(re.escape(text))
+        case ast.JoinedStr(values=values):
+            fixed = [str(part.value) if isinstance(part, ast.Constant) else "" for part in values]
+            if len("".join(fixed)) > 12:
+                return re.compile("".join(re.escape(text) or ".+" for text in fixed))
+    return None
+
+
 def test_every_decision_is_on_the_architecture_page() -> None:
     text = prose(ARCHITECTURE)
     missing = [page.name for page in sorted(DECISIONS.glob("*.md")) if page.name not in text]
@@ -212,11 +349,11 @@ def test_every_decision_is_on_the_architecture_page() -> None:
 def wrong_status(page: Path) -> Iterator[str]:
     """What of a decision's status the tree contradicts."""
     lines = [line for line in prose(page).splitlines() if line.startswith("Status:")]
-    found = _STATUS.match(lines[0]) if len(lines) == 1 else None
-    if found is None:
+    match = _STATUS.match(lines[0]) if len(lines) == 1 else None
+    if match is None:
         yield f"not one line 'Status: accepted|built|superseded by ....': {lines}"
         return
-    status, code = found[1], found[2] or ""
+    status, code = match[1], match[2] or ""
     files = re.findall(r"`([^`\s]+\.(?:py|toml))`", code)
     if bool(files) != (status == "built"):
         yield f"{status}, and its code is {files}: what is built names its code, nothing else does"
@@ -251,8 +388,8 @@ def test_a_status_that_the_tree_contradicts_is_found(
 ) -> None:
     page = tmp_path / "0001-x.md"
     page.write_text(f"# 1. X\n\n{status}\n")
-    (found,) = wrong_status(page)
-    assert complaint in found
+    (result,) = wrong_status(page)
+    assert complaint in result
 
 
 @pytest.mark.parametrize(
@@ -282,7 +419,7 @@ def test_a_sentence_that_denies_is_found(sentence: str) -> None:
 def test_the_readme_lists_what_is_missing() -> None:
     missing = prose(ROOT / "README.md").split("## Not yet")[1]
     assert "remoting protocol" in missing
-    assert "authentication" in missing
+    assert "encryption" in missing
 
 
 def test_the_readme_fits_one_sitting() -> None:
@@ -298,3 +435,30 @@ def test_the_bytes_on_the_page_of_formats_are_those_that_the_code_writes() -> No
     page = str(ROOT / "docs/reference/formats.md")
     failed, tried = doctest.testfile(page, module_relative=False, globs={"fields": fields})
     assert (failed, tried > 30) == (0, True)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "concepts").glob("*.md")), ids=shown)
+def test_a_page_of_explanation_has_one_diagram(page: Path) -> None:
+    assert page.read_text(encoding="utf-8").count("```mermaid\n") == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        page for folder in ("concepts", "how-to") for page in (ROOT / "docs" / folder).iterdir()
+    ),
+    ids=shown,
+)
+def test_a_guide_or_an_explanation_has_at_most_1200_words(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= 1200
+
+
+def test_every_term_of_the_glossary_is_used_on_another_page() -> None:
+    glossary = ROOT / "docs" / "glossary.md"
+    terms = re.findall(r"^\| ([A-Z][^|]+?) \|", glossary.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(terms) > 50
+    others = " ".join(
+        page.read_text(encoding="utf-8").lower() for page in PAGES if page != glossary
+    )
+    words = [word for term in terms for word in term.lower().split(", ")]
+    assert [word for word in words if word not in " ".join(others.split())] == []

@@ -24,6 +24,6 @@ fi
 
 # PIP_CERT: whom this machine trusts, should its registry need it.
 certificates=/etc/ssl/certs/ca-certificates.crt
-buildah bud --isolation chroot --network host --layers --pull-never --quiet --target "$target" \
+buildah bud --format docker --isolation chroot --network host --layers --pull-never --quiet --target "$target" \
     --volume "$certificates:/run/certificates.crt:ro" \
     --build-arg "BASE=$base" --build-arg PIP_CERT=/run/certificates.crt --tag "$tag" .

@@ -9,4 +9,5 @@ echo "apiVersion: v1
 kind: Namespace
 metadata:
   name: popmq-system"
-"$helm" template popmq charts/popmq --namespace popmq-system --kube-version 1.30.0
+"$helm" template popmq charts/popmq --namespace popmq-system --kube-version 1.30.0 \
+    --set operator.clusterWide=true,crds.enabled=false

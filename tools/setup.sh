@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv and installs popmq with its development tools into it.
+# Makes .venv and installs popmq into it: with its development tools, or what a user needs alone.
+#
+#   tools/setup.sh [dev|user]
 #
 # Needs a Python >= 3.11 with pip; works without the venv/ensurepip package by fetching
 # virtualenv into .venv-bootstrap.  Does nothing when .venv is younger than pyproject.toml.
@@ -9,7 +11,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=.venv
 bootstrap=.venv-bootstrap
-stamp=$venv/.installed
+what=${1:-dev}
+case $what in
+    dev) stamp=$venv/.installed packages='.[dev]' name='popmq and its development tools' ;;
+    user) stamp=$venv/.user-installed packages='.[client]' name='popmq and the official Python client' ;;
+    *) printf 'usage: tools/setup.sh [dev|user]\n' >&2; exit 2 ;;
+esac
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -80,7 +87,9 @@ if ! { new_enough "$venv/bin/python" && "$venv/bin/python" -m pip --version >/de
     make_venv "$python" || exit 1
 fi
 
-say "installing popmq and its development tools"
-"$venv/bin/python" -m pip install --quiet --editable '.[dev]'
+say "installing $name"
+"$venv/bin/python" -m pip install --quiet --editable "$packages"
 touch "$stamp"
-say "done"
+# The development tools include what a user needs.
+[ "$what" = dev ] && touch "$venv/.user-installed"
+say "done: $(du -sm "$venv" | cut -f1) MB in $venv, $SECONDS s"

@@ -10,10 +10,11 @@ work=${POPMQ_PODS:-${XDG_CACHE_HOME:-$HOME/.cache}/popmq-pods}
 mkdir -p "$work"
 
 tools/build-image.sh popmq localhost/popmq:1
+tools/build-image.sh operator localhost/popmq-operator:1
 paused=$(buildah from --pull-never localhost/popmq:1)
 buildah config --entrypoint '["/bin/sleep", "infinity"]' --cmd '' "$paused"
 buildah commit --quiet --rm "$paused" localhost/pause:1 >/dev/null
-for name in popmq pause; do
+for name in popmq popmq-operator pause; do
     rm -f "$work/$name.tar"
     buildah push --quiet "localhost/$name:1" "oci-archive:$work/$name.tar:localhost/$name:1"
 done

@@ -71,13 +71,13 @@ def nats_server() -> Path:
 def fetch() -> int:
     """Each of them; what fails is said and does not keep the others from being fetched."""
     cache().mkdir(parents=True, exist_ok=True)
-    wanted: tuple[tuple[str, Callable[[], None]], ...] = (
+    requested: tuple[tuple[str, Callable[[], None]], ...] = (
         (f"RocketMQ {ROCKETMQ}", _fetch_rocketmq),
         (f"Debian's {', '.join(DEBIAN)}", _fetch_debian),
         (f"nats-server {NATS}", _fetch_nats),
     )
     failed = 0
-    for what, get in wanted:
+    for what, get in requested:
         try:
             get()
             print(f"{what}: done")

@@ -49,13 +49,13 @@ class Process:
 
     def pids(self) -> list[int]:
         """Its own and those of everything below it."""
-        found, fresh = [], [self.pid]
+        pids, fresh = [], [self.pid]
         while fresh:
             pid = fresh.pop()
-            found.append(pid)
+            pids.append(pid)
             for task in _read_dir(Path(f"/proc/{pid}/task")):
                 fresh += map(int, _read(task / "children").split())
-        return found
+        return pids
 
     def check(self) -> None:
         """LoadError if it has ended."""
@@ -131,10 +131,10 @@ def device_flushes(folder: Path) -> int:
     Of the whole machine; -1 where the kernel does not tell.
     """
     device = os.stat(folder).st_dev
-    want = (str(os.major(device)), str(os.minor(device)))
+    params = (str(os.major(device)), str(os.minor(device)))
     for line in _read(Path("/proc/diskstats")).splitlines():
         fields = line.split()
-        if tuple(fields[:2]) == want and len(fields) >= 20:
+        if tuple(fields[:2]) == params and len(fields) >= 20:
             return int(fields[18])
     return -1
 

@@ -105,10 +105,10 @@ class RespChannel(Channel):
         data = self._rest + data if self._rest else data
         place = 0
         while place < len(data):
-            found = _value(data, place)
-            if found is None:
+            parsed = _value(data, place)
+            if parsed is None:
                 break
-            value, place = found
+            value, place = parsed
             then, asked_s = self._waiting.popleft()
             then(value, asked_s)
         self._rest = data[place:]
@@ -134,10 +134,10 @@ def _value(data: bytes, place: int) -> tuple[Value, int] | None:
         return (data[place:stop], stop + 2) if len(data) >= stop + 2 else None
     items: list[Value] = []
     for _ in range(size):
-        found = _value(data, place)
-        if found is None:
+        value = _value(data, place)
+        if value is None:
             return None
-        item, place = found
+        item, place = value
         items.append(item)
     return items, place
 
@@ -198,7 +198,7 @@ def consume(
             result.receives.ok(asked_s)
             now = time.perf_counter()
             unacked = len(ids)
-            for group in [ids] if acks == "batch" else [[one] for one in ids]:
+            for group in [ids] if acks == "batch" else [[data] for data in ids]:
                 channel.command((b"XACK", STREAM, GROUP, *group), acked, now)
 
         def acked(value: Value, asked_s: float) -> None:

@@ -29,9 +29,9 @@ TEXTS = st.text(st.sampled_from("OK\x08\x01\x02\x9c\xa0\u0720"), max_size=20)
 
 
 def status(code: int, message: str) -> api.Status:
-    made = api.Status(message=message)
-    made.code = api.Code.Value(Code(code).name)
-    return made
+    new_status = api.Status(message=message)
+    new_status.code = api.Code.Value(Code(code).name)
+    return new_status
 
 
 @given(CODES, st.lists(CODES, max_size=2), TEXTS, st.integers(0, 2**63 - 1))
@@ -79,19 +79,19 @@ def test_an_ack_without_an_entry_is_refused() -> None:
 
 def test_each_request_has_an_id_and_a_stamp_of_its_own() -> None:
     template = SendTemplate("t", 64)
-    one, two = (
+    request, two = (
         service.SendMessageRequest.FromString(next(iter(grpc_payloads(template.request(stamp)))))
         for stamp in (7, 8)
     )
     ids = {
-        one.messages[0].system_properties.message_id,
+        request.messages[0].system_properties.message_id,
         two.messages[0].system_properties.message_id,
     }
     assert len(ids) == 2
-    assert all(len(one) == 34 and one.startswith("01") for one in ids)
-    assert int(one.messages[0].body[:20]) == 7
+    assert all(len(name) == 34 and name.startswith("01") for name in ids)
+    assert int(request.messages[0].body[:20]) == 7
     assert int(two.messages[0].body[:20]) == 8
-    assert len(one.messages[0].body) == 64
+    assert len(request.messages[0].body) == 64
 
 
 @given(st.text(min_size=1, max_size=300), st.text(min_size=1, max_size=300))

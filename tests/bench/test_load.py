@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.idle_receives import IdlePolls
+from bench.alone import IdlePolls
 from popmq.cli.load.consuming import Consumer, ConsumerSession
 from popmq.cli.load.end_to_end import lateness, send_and_receive
 from popmq.cli.load.http2 import HEADER_VARIANTS
@@ -19,7 +19,7 @@ def lanes(
     reactor: Reactor, target: Target, *, connections: int = 2, body: int = 64
 ) -> list[RocketMqSender]:
     template = SendTemplate(target.topic, body)
-    return [RocketMqSender(one, template) for one in target.connect(reactor, connections)]
+    return [RocketMqSender(channel, template) for channel in target.connect(reactor, connections)]
 
 
 def consumer(reactor: Reactor, target: Target, *, acks: str) -> Consumer:
@@ -82,6 +82,7 @@ def test_a_call_that_is_not_served_is_a_refusal_with_its_grpc_status(
     assert ended[0].split()[0] == "12"  # UNIMPLEMENTED
 
 
+@pytest.mark.more
 def test_an_open_load_asks_for_as_many_as_its_rate_says(
     popmq: RunningBroker, reactor: Reactor
 ) -> None:
@@ -149,6 +150,7 @@ def test_end_to_end_waits_for_every_message(popmq: RunningBroker, reactor: React
     assert min(both.consumed.arrivals.seconds) > 0
 
 
+@pytest.mark.more
 def test_delayed_messages_are_late_and_never_early(popmq: RunningBroker, reactor: Reactor) -> None:
     topic = PopmqTopic(popmq.endpoint, "t", "g")
     due = [number / 1000 for number in range(100)]

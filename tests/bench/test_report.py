@@ -27,32 +27,36 @@ def measure(peer: str, number: int, per_second: float, cpu_us: float) -> Measure
 
 
 def outcome() -> Outcome:
-    made = Outcome(Plan(peers=["a", "b"], rounds=3))
-    made.settings = {"popmq apart": "ours", "RocketMQ apart sync": "theirs", "gone": "another"}
-    made.warmed = {"popmq apart": 10, "RocketMQ apart sync": 10}
-    made.unavailable = {"gone": "cannot be set up: no such package"}
-    made.failures = ["round 1, gone: it broke"]
+    new_outcome = Outcome(Plan(peers=["a", "b"], rounds=3))
+    new_outcome.settings = {
+        "popmq apart": "ours",
+        "RocketMQ apart sync": "theirs",
+        "gone": "another",
+    }
+    new_outcome.warmed = {"popmq apart": 10, "RocketMQ apart sync": 10}
+    new_outcome.unavailable = {"gone": "cannot be set up: no such package"}
+    new_outcome.failures = ["round 1, gone: it broke"]
     for number, (ours, theirs) in enumerate(((400.0, 100.0), (900.0, 150.0), (300.0, 100.0))):
-        made.measures.append(measure("popmq apart", number, ours, 10.0))
-        made.measures.append(measure("RocketMQ apart sync", number, theirs, 100.0))
-    return made
+        new_outcome.measures.append(measure("popmq apart", number, ours, 10.0))
+        new_outcome.measures.append(measure("RocketMQ apart sync", number, theirs, 100.0))
+    return new_outcome
 
 
-def rate(one: Measure) -> float:
-    return one.per_second
+def rate(item: Measure) -> float:
+    return item.per_second
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    found = ratios(outcome(), "send 64x1", "popmq apart", "RocketMQ apart sync", rate)
-    assert found == [4.0, 6.0, 3.0]
-    assert spread(found, 1) == "4.0 (3.0-6.0)"
+    found_ratios = ratios(outcome(), "send 64x1", "popmq apart", "RocketMQ apart sync", rate)
+    assert found_ratios == [4.0, 6.0, 3.0]
+    assert spread(found_ratios, 1) == "4.0 (3.0-6.0)"
 
 
 def test_a_goal_is_met_by_the_median_and_one_without_figures_is_not_guessed() -> None:
     page = markdown(outcome(), {"cores": "2"})
-    line = next(one for one in page.splitlines() if "messages/s to RocketMQ" in one)
+    line = next(name for name in page.splitlines() if "messages/s to RocketMQ" in name)
     assert line.endswith("| 4.00 (3.00-6.00) | at least 4 | met |")
-    deep = [one for one in page.splitlines() if one.endswith("| not measured | 4 | |")]
+    deep = [name for name in page.splitlines() if name.endswith("| not measured | 4 | |")]
     assert len(deep) == 1  # send 4x64 was not run
     assert "| CPU us a message, receive 32 + 32 acks | not measured | 25 | |" in page
 

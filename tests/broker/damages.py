@@ -28,8 +28,8 @@ def flip(file: Path, at: int) -> None:
 
 
 def messages(folder: Path) -> list[tuple[Path, int, int]]:
-    found = log_records(folder)
-    return [(file, at, size) for file, at, size, kind in found if kind == RecordKind.MESSAGE]
+    result = log_records(folder)
+    return [(file, at, size) for file, at, size, kind in result if kind == RecordKind.MESSAGE]
 
 
 def log_end(folder: Path) -> tuple[Path, int]:
@@ -132,11 +132,11 @@ def unit_of_its_neighbour(folder: Path) -> None:
 
 def units_of_another_queue(folder: Path) -> None:
     """Of the other topic, in the same number."""
-    one, other = (
+    path, other = (
         next(file for file in sorted(folder.glob(f"consumequeue/{name}@*/0/*")))
         for name in ("orders", "other")
     )
-    one.write_bytes(other.read_bytes()[: one.stat().st_size])
+    path.write_bytes(other.read_bytes()[: path.stat().st_size])
 
 
 def doubled_unit(folder: Path) -> None:
@@ -146,7 +146,7 @@ def doubled_unit(folder: Path) -> None:
 
 
 def wrong_revive_unit(folder: Path) -> None:
-    file = next(one for one in sorted(folder.glob("system/*REVIVE*/*/*")) if one.stat().st_size)
+    file = next(path for path in sorted(folder.glob("system/*REVIVE*/*/*")) if path.stat().st_size)
     flip(file, 70)
 
 

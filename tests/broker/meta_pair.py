@@ -32,14 +32,14 @@ class Two:
         self.follower = self.new_follower()
 
     def new_follower(self) -> MetaFollower:
-        made = MetaFollower(
+        meta_follower = MetaFollower(
             cluster="popmq",
             group="broker-b",
             open_port=lambda address: self,
             now_ms=lambda: self.now_ms,
         )
-        made.hear("broker-a", "owner:1")
-        return made
+        meta_follower.hear("broker-a", "owner:1")
+        return meta_follower
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         """To the owner."""
@@ -98,7 +98,7 @@ class Two:
 
     def same(self) -> bool:
         mine, theirs = self.owner.broker.registry, self.other.broker.registry
-        topics = [one for one in theirs.topics() if one.id < FIRST_LOCAL_TOPIC_ID]
+        topics = [topic for topic in theirs.topics() if topic.id < FIRST_LOCAL_TOPIC_ID]
         return list(mine.topics()) == topics and list(mine.groups()) == list(theirs.groups())
 
 

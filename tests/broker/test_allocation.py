@@ -32,8 +32,8 @@ def stopped_with_two_messages(core: CoreBroker) -> int:
 
 def sizes(folder: Path) -> list[tuple[int, bool]]:
     """Length of each segment, and whether all its blocks are there."""
-    found = [os.stat(path) for path in sorted((folder / "commitlog").iterdir())]
-    return [(one.st_size, one.st_blocks * 512 >= SEGMENT) for one in found]
+    stat_results = [os.stat(path) for path in sorted((folder / "commitlog").iterdir())]
+    return [(entry.st_size, entry.st_blocks * 512 >= SEGMENT) for entry in stat_results]
 
 
 def test_a_segment_that_was_cut_and_not_allocated_again_is_whole_after_the_start(
@@ -46,7 +46,7 @@ def test_a_segment_that_was_cut_and_not_allocated_again_is_whole_after_the_start
     os.truncate(tmp_path / "commitlog" / f"{0:020d}", end)
     core.start()
     assert sizes(tmp_path) == [(SEGMENT, True)] * 3
-    assert [one.head for one in core.receive("orders", "g")] == [b"one", b"two"]
+    assert [delivery.head for delivery in core.receive("orders", "g")] == [b"one", b"two"]
 
 
 def test_a_copy_with_holes_has_all_its_blocks_after_the_start(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_copy_with_holes_has_all_its_blocks_after_the_start(tmp_path: Path) ->
     assert sizes(tmp_path) == [(SEGMENT, False)] * 3
     core.start()
     assert sizes(tmp_path) == [(SEGMENT, True)] * 3
-    assert [one.head for one in core.receive("orders", "g")] == [b"one", b"two"]
+    assert [delivery.head for delivery in core.receive("orders", "g")] == [b"one", b"two"]
 
 
 def full_disk_with_a_short_segment(*, spare: int) -> CoreBroker:

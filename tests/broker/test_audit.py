@@ -1,6 +1,7 @@
 """The live audit: what is stored is accounted for, and a loss in the tables is seen."""
 
 import random
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from popmq.broker.diagnostics.audit import APART_MS, STATES, Balance
 from popmq.broker.node.metrics import broker_metrics
 from popmq.common.errors import InvalidReceiptHandle
 from popmq.common.protocol.messaging_payloads import Delivery, Kind
-from popmq.common.record.message import RevivalToken
+from popmq.common.record.message import EndedDelivery, RevivalToken
 from popmq.common.topics import CheckPoints, GroupType
 from popmq.common.wire.pull_pb2 import UpdateOffsetRequest
 from popmq.testing.harness.core_broker import CoreBroker, pop
@@ -29,7 +30,7 @@ def core() -> CoreBroker:
 
 def audited(core: CoreBroker, group: str = "g") -> Balance:
     """One more recount, whole."""
-    audit = core.broker.audit
+    audit = core.broker.diagnostics.audit
     audit.on_scrape()
     before, start = audit.passes, core.clock.boot_ms()
     while audit.passes == before:
@@ -56,19 +57,19 @@ def begun(core: CoreBroker, count: int = 10) -> list[Delivery]:
 
 def test_every_message_of_a_group_is_in_one_state(core: CoreBroker) -> None:
     taken = begun(core)
-    core.ack("orders", "g", *(one.handle for one in taken[:2]))
+    core.ack("orders", "g", *(entry.handle for entry in taken[:2]))
     core.reject("orders", "g", taken[2].handle)
     changed = core.change("orders", "g", taken[3].handle, 1_000)
     core.advance(2_000)  # back, as attempt 2
-    for one in core.receive("orders", "g", limit=1, invisible_ms=1_000, expression=""):
-        assert one.attempt in (1, 2)
+    for delivery in core.receive("orders", "g", limit=1, invisible_ms=1_000, expression=""):
+        assert delivery.attempt in (1, 2)
     core.receive("orders", "g", limit=8, expression="a")
     balance = audited(core)
     assert changed
     assert (balance.stored, balance.acked, balance.dead) == (10, 2, 1)
     assert balance.filtered > 0
     assert sums_up(balance)
-    assert core.broker.audit.unaccounted == 0
+    assert core.broker.diagnostics.audit.unaccounted == 0
     core.advance(10_000_000)
     while taken := core.receive("orders", "g", invisible_ms=1_000):
         core.advance(2_000)
@@ -76,26 +77,29 @@ def test_every_message_of_a_group_is_in_one_state(core: CoreBroker) -> None:
     assert (balance.ready, balance.in_flight, balance.acked) == (0, 0, 2)
     assert balance.dead + balance.filtered == 8
     assert sums_up(balance)
-    assert core.broker.audit.unaccounted == 0
+    assert core.broker.diagnostics.audit.unaccounted == 0
 
 
 def test_the_page_shows_the_audit_and_sums_up(core: CoreBroker) -> None:
-    names = {one.name for one in broker_metrics(core.broker)}
+    names = {metric.name for metric in broker_metrics(core.broker)}
     assert "audit_unaccounted_messages" not in names, "nothing was counted"
     begun(core)
-    found = {
-        one.name + one.labels.get("state", ""): one.value
-        for one in broker_metrics(core.broker)
-        if one.name.startswith("audit_")
+    values = {
+        metric.name + metric.labels.get("state", ""): metric.value
+        for metric in broker_metrics(core.broker)
+        if metric.name.startswith("audit_")
     }
-    assert found["audit_unaccounted_messages"] == 0
-    assert found["audit_messagesstored"] == 10
-    assert (found["audit_messagesready"], found["audit_messagesin_flight"]) == (4, 6)
+    assert values["audit_unaccounted_messages"] == 0
+    assert values["audit_messagesstored"] == 10
+    assert (values["audit_messagesready"], values["audit_messagesin_flight"]) == (4, 6)
     core.clock.advance(5_000)
-    ages = [one.value for one in broker_metrics(core.broker) if one.name == "audit_age_seconds"]
+    ages = [
+        metric.value for metric in broker_metrics(core.broker) if metric.name == "audit_age_seconds"
+    ]
     assert ages[0] >= 5
 
 
+@pytest.mark.more
 def test_a_delivery_that_the_table_lost_is_seen(
     core: CoreBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,8 +116,10 @@ def test_a_delivery_that_the_table_lost_is_seen(
     progress.in_flight -= lost
     table.in_flight -= lost
     assert audited(core).unaccounted == lost
-    assert core.broker.audit.unaccounted == lost
-    (line,) = [one for one in caplog.records if one.message == "messages are unaccounted for"]
+    assert core.broker.diagnostics.audit.unaccounted == lost
+    (line,) = [
+        record for record in caplog.records if record.message == "messages are unaccounted for"
+    ]
     assert (vars(line)["messages"], vars(line)["groups"]) == (lost, ["g"])
     assert audited(core).unaccounted == lost
     assert len(caplog.records) == 1, "it is logged once"
@@ -122,21 +128,24 @@ def test_a_delivery_that_the_table_lost_is_seen(
 def test_a_message_that_a_pop_stepped_over_is_seen(core: CoreBroker) -> None:
     begun(core)
     queues = [
-        (one, core.broker.store.queue(topic, queue).count)
-        for (_, topic, queue), one in core.broker.table.progress_items()
+        (progress, core.broker.store.queue(topic, queue).count)
+        for (_, topic, queue), progress in core.broker.table.progress_items()
     ]
-    next(one for one, count in queues if one.waiting(count)).cursor += 1
+    next(progress for progress, count in queues if progress.waiting(count)).cursor += 1
     assert audited(core).unaccounted == 1
 
 
 def test_a_revival_without_its_retry_is_seen(core: CoreBroker) -> None:
     begun(core)
     ck = next(iter(core.broker.table))
-    token = RevivalToken(False, 0, *ck.key, ck.topic_id, ck.queue_id, ck.start_offset, 0)
+    token = RevivalToken(
+        False, EndedDelivery(*ck.key, 0), ck.topic_id, ck.queue_id, ck.start_offset, 0
+    )
     core.broker.table.apply_revival(token, core.broker.store.log_ms())
     assert audited(core).unaccounted == 1
 
 
+@pytest.mark.more
 def test_progress_that_the_table_lost_is_seen(core: CoreBroker) -> None:
     begun(core)
     table: CheckPointTable = core.broker.table
@@ -153,39 +162,41 @@ def test_a_lost_delivery_of_a_group_that_keeps_order_is_seen(core: CoreBroker) -
     assert len(core.receive("orders", "ordered", limit=3)) >= 1
     assert audited(core, "ordered").unaccounted == 0
     progress = next(
-        one
-        for place, one in core.broker.table.progress_items()
-        if one.in_flight and place[0] == core.broker.registry.group("ordered").id
+        progress
+        for place, progress in core.broker.table.progress_items()
+        if progress.in_flight and place[0] == core.broker.registry.group("ordered").id
     )
     progress.in_flight -= 1
     assert audited(core, "ordered").unaccounted == 1
 
 
+@pytest.mark.more
 def test_groups_with_buffered_check_points_are_left_out(core: CoreBroker) -> None:
     core.group("fast", check_points=CheckPoints.BUFFERED)
     begun(core)
     core.receive("orders", "fast", limit=5)
     audited(core)
-    assert core.broker.audit.unaccounted == 0
-    assert core.broker.registry.group("fast").id not in core.broker.audit.balances
+    assert core.broker.diagnostics.audit.unaccounted == 0
+    assert core.broker.registry.group("fast").id not in core.broker.diagnostics.audit.balances
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("acked", [False, True])
 def test_a_group_that_was_buffered_between_two_recounts_is_left_out(
     core: CoreBroker, acked: bool
 ) -> None:
     taken = begun(core)
-    core.ack("orders", "g", *(one.handle for one in taken))
+    core.ack("orders", "g", *(entry.handle for entry in taken))
     registry = core.broker.registry
     group = registry.group("g")
     registry.alter_group(replace(group, check_points=CheckPoints.BUFFERED))
-    (one,) = core.receive("orders", "g", limit=1)
+    (delivery,) = core.receive("orders", "g", limit=1)
     registry.alter_group(group)
     if acked:
-        core.ack("orders", "g", one.handle)
+        core.ack("orders", "g", delivery.handle)
     for _ in range(3):
         assert audited(core).stored == 0
-        assert core.broker.audit.unaccounted == 0
+        assert core.broker.diagnostics.audit.unaccounted == 0
         core.receive("orders", "g", limit=1)
 
 
@@ -193,14 +204,14 @@ def test_what_happened_before_it_began_and_after_a_start_is_no_fault(core: CoreB
     for number in range(10):
         core.send("orders", b"%d" % number)
     taken = core.receive("orders", "g", limit=3)
-    core.ack("orders", "g", *(one.handle for one in taken))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken))
     core.receive("orders", "g", limit=3)
     assert audited(core).in_flight == 3
     core.stop()
     core.start()
     core.receive("orders", "g", limit=2)
     balance = audited(core)
-    assert (balance.in_flight, core.broker.audit.unaccounted) == (5, 0)
+    assert (balance.in_flight, core.broker.diagnostics.audit.unaccounted) == (5, 0)
 
 
 @pytest.mark.more
@@ -208,13 +219,13 @@ def test_an_offset_that_was_set_and_a_topic_that_was_deleted_are_no_faults(
     core: CoreBroker,
 ) -> None:
     taken = begun(core)
-    core.ack("orders", "g", *(one.handle for one in taken[:2]))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken[:2]))
     assert audited(core).acked == 2
     registry = core.broker.registry
     group, topic = registry.group("g"), registry.topic("orders")
     for _ in range(2):
         for queue_id in range(2):
-            core.broker.offset_reset.apply(group, topic, queue_id, 0)
+            core.broker.operations.offset_reset.apply(group, topic, queue_id, 0)
         core.run_until_idle()
         assert audited(core).unaccounted == 0
         assert core.receive("orders", "g", limit=3)
@@ -222,9 +233,10 @@ def test_an_offset_that_was_set_and_a_topic_that_was_deleted_are_no_faults(
         assert balance.unaccounted == 0
     registry.delete_topic("orders")
     assert audited(core).stored == 0
-    assert core.broker.audit.unaccounted == 0
+    assert core.broker.diagnostics.audit.unaccounted == 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("offset", [0, 4])
 def test_an_offset_that_a_pull_consumer_said_is_no_fault(core: CoreBroker, offset: int) -> None:
     for number in range(8):
@@ -241,14 +253,15 @@ def test_an_offset_that_a_pull_consumer_said_is_no_fault(core: CoreBroker, offse
 def test_a_topic_that_is_deleted_during_a_recount_is_no_fault(core: CoreBroker) -> None:
     begun(core)
     core.clock.advance(60_000)
-    assert core.broker.revive.step() == 6
+    assert core.broker.pop.revive.step() == 6
     core.run_until_idle()
-    core.broker.audit.step()  # a cut, which has the topic's places
+    core.broker.diagnostics.audit.step()  # a cut, which has the topic's places
     core.broker.registry.delete_topic("orders")
     assert audited(core).stored == 0
-    assert core.broker.audit.unaccounted == 0
+    assert core.broker.diagnostics.audit.unaccounted == 0
 
 
+@pytest.mark.more
 def test_dead_letters_that_are_deleted_before_a_recount_saw_them_are_no_fault(
     core: CoreBroker,
 ) -> None:
@@ -257,7 +270,7 @@ def test_dead_letters_that_are_deleted_before_a_recount_saw_them_are_no_fault(
     core.broker.registry.delete_topic("%DLQ%g")
     for _ in range(2):
         assert audited(core).in_flight == 5
-        assert core.broker.audit.unaccounted == 0
+        assert core.broker.diagnostics.audit.unaccounted == 0
 
 
 def test_what_retention_took_is_counted_as_expired(core: CoreBroker) -> None:
@@ -270,12 +283,13 @@ def test_what_retention_took_is_counted_as_expired(core: CoreBroker) -> None:
     balance = audited(core)
     assert balance.expired > 0
     assert sums_up(balance)
-    assert core.broker.audit.unaccounted == 0
+    assert core.broker.diagnostics.audit.unaccounted == 0
 
 
+@pytest.mark.more
 def test_a_recount_whose_records_are_gone_begins_anew(core: CoreBroker) -> None:
     begun(core)
-    audit = core.broker.audit
+    audit = core.broker.diagnostics.audit
     source = next(iter(audit._at))
     audit._at[source] = -1
     audited(core)
@@ -289,20 +303,20 @@ def test_a_recount_begins_anew_when_retention_took_the_first_retries_before_it_s
 ) -> None:
     core.send("orders", b"first")
     core.receive("orders", "g", limit=1, invisible_ms=400_000)
-    audit = core.broker.audit
+    audit = core.broker.diagnostics.audit
     assert audited(core).in_flight == 1
     core.advance(500_000)  # nobody scrapes, and the retry is stored, in a new topic
-    (retry,) = (one for one in core.broker.registry.topics() if "RETRY" in one.name)
+    (retry,) = (topic for topic in core.broker.registry.topics() if "RETRY" in topic.name)
     store = core.broker.store
     assert store.queue(retry.id, 0).count == 1
-    store.dispatch.log_starts_at(store.end)
+    deque(store.dispatch.log_starts_at(store.end), maxlen=0)
     audited(core)
     assert (audit.restarts, audit.unaccounted) == (1, 0)
 
 
 def test_a_cut_waits_until_its_records_are_confirmed(core: CoreBroker) -> None:
     begun(core)
-    audit = core.broker.audit
+    audit = core.broker.diagnostics.audit
     before = audit.passes
     core.clock.advance(APART_MS)
     core.ask(Kind.POP, pop("orders", "g", limit=2), settle=False)
@@ -321,13 +335,14 @@ def test_what_was_not_confirmed_when_it_began_is_read(core: CoreBroker) -> None:
     core.send("orders", b"second")
     core.ask(Kind.POP, pop("orders", "g", limit=1, invisible_ms=1_000), settle=False)
     core.clock.advance(2_000)
-    assert core.broker.revive.step() == 1
+    assert core.broker.pop.revive.step() == 1
     core.ask(Kind.POP, pop("orders", "g", limit=1), settle=False)
-    core.broker.audit.on_scrape()
-    core.broker.audit.step()  # the oldest check point is the second, and neither is confirmed
+    core.broker.diagnostics.audit.on_scrape()
+    # The oldest check point is the second, and neither is confirmed.
+    core.broker.diagnostics.audit.step()
     core.run_until_idle()
     assert audited(core).in_flight == 1
-    assert core.broker.audit.unaccounted == 0
+    assert core.broker.diagnostics.audit.unaccounted == 0
 
 
 def test_with_too_many_check_points_it_waits(
@@ -336,7 +351,7 @@ def test_with_too_many_check_points_it_waits(
     begun(core)
     monkeypatch.setattr(audit_module, "OPEN_LIMIT", 1)
     monkeypatch.setattr(audit_module, "BEGIN_LIMIT", 1)
-    audit = core.broker.audit
+    audit = core.broker.diagnostics.audit
     for _ in range(4):
         audit.on_scrape()
         core.advance(APART_MS)
@@ -345,6 +360,7 @@ def test_with_too_many_check_points_it_waits(
     assert audited(core).in_flight == 6
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", range(8))
 def test_under_any_history_nothing_is_unaccounted_for(core: CoreBroker, seed: int) -> None:
     print("seed", seed)
@@ -364,16 +380,16 @@ def test_under_any_history_nothing_is_unaccounted_for(core: CoreBroker, seed: in
                 )
             case 4 | 5 if mine:
                 rng.shuffle(mine)
-                core.ack("orders", group, *(one.handle for one in mine[:3]))
+                core.ack("orders", group, *(delivery.handle for delivery in mine[:3]))
                 del mine[:3]
             case 6 if mine:
                 with suppress(InvalidReceiptHandle):  # it came back meanwhile
                     core.change("orders", group, mine.pop().handle, rng.choice([500, 5_000]))
             case _:
                 core.advance(rng.choice([10, 1_500, 20_000]))
-        core.broker.audit.on_scrape()
+        core.broker.diagnostics.audit.on_scrape()
     for group in held:
         balance = audited(core, group)
         assert sums_up(balance), (seed, group, balance)
-    assert core.broker.audit.unaccounted == 0, seed
-    assert core.broker.audit.passes > 1
+    assert core.broker.diagnostics.audit.unaccounted == 0, seed
+    assert core.broker.diagnostics.audit.passes > 1

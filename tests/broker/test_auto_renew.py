@@ -3,6 +3,7 @@
 import pytest
 
 from popmq.broker.deliveries.client_liveness import CLIENT_LIMIT, ClientLiveness
+from popmq.broker.pop.pop_rollback import DOUBT_MS
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import ClientsReport, Delivery, Kind
@@ -12,11 +13,11 @@ from popmq.testing.harness.core_broker import CoreBroker, pop
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders")
-    made.group("g")
-    made.advance(31_000)  # the grace of the start is over
-    return made
+    broker = CoreBroker()
+    broker.topic("orders")
+    broker.group("g")
+    broker.advance(31_000)  # the grace of the start is over
+    return broker
 
 
 def push_receive(core: CoreBroker) -> list[Delivery]:
@@ -38,12 +39,12 @@ def live(core: CoreBroker, seconds: int) -> None:
 
 def test_a_delivery_stays_with_its_consumer_while_that_is_heard(core: CoreBroker) -> None:
     core.send("orders", b"slow")
-    (one,) = push_receive(core)
+    (delivery,) = push_receive(core)
     records = core.broker.store.metrics.records
     live(core, 900)
     assert core.receive("orders", "g") == []
     assert core.broker.store.metrics.records == records, "renewal wrote something"
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     live(core, 120)
     assert core.receive("orders", "g") == []
 
@@ -55,7 +56,17 @@ def test_after_30_s_of_silence_the_message_comes_back(core: CoreBroker) -> None:
     core.advance(29_000)
     assert core.receive("orders", "g") == []
     core.advance(7_000)
-    assert [one.attempt for one in core.receive("orders", "g")] == [2]
+    assert [delivery.attempt for delivery in core.receive("orders", "g")] == [2]
+
+
+def test_a_client_is_alive_for_30_s_after_its_last_call_and_not_a_millisecond_longer() -> None:
+    liveness = ClientLiveness()
+    liveness.mark_seen(7, 1_000)
+    assert liveness.is_alive(7, 31_000)
+    assert not liveness.is_alive(7, 31_001)
+    liveness.start_grace(1_000)
+    assert liveness.is_alive(8, 30_999)
+    assert not liveness.is_alive(8, 31_000)
 
 
 def test_a_good_bye_hands_the_messages_back_at_once(core: CoreBroker) -> None:
@@ -64,22 +75,24 @@ def test_a_good_bye_hands_the_messages_back_at_once(core: CoreBroker) -> None:
     hear(core)
     hear(core, gone=True)
     core.advance(50)
-    assert [one.attempt for one in core.receive("orders", "g")] == [2]
+    assert [delivery.attempt for delivery in core.receive("orders", "g")] == [2]
 
 
 def test_a_good_bye_hands_back_what_is_renewed_no_more_but_no_earlier_what_was_given_back() -> None:
     core = CoreBroker(disk=LyingDisk())
     core.topic("orders")
     core.send("orders", b"given back")
-    (one,) = push_receive(core)
-    core.change("orders", "g", one.handle, 60_000)
+    (delivery,) = push_receive(core)
+    core.change("orders", "g", delivery.handle, 60_000)
     core.send("orders", b"in doubt")
     push_receive(core)
     core.disk.restore_power()  # type: ignore[attr-defined]
     core.start()
     hear(core, gone=True)
     core.advance(50)
-    assert [(one.head, one.attempt) for one in core.receive("orders", "g")] == [(b"in doubt", 2)]
+    assert [(entry.head, entry.attempt) for entry in core.receive("orders", "g")] == [
+        (b"in doubt", 2)
+    ]
 
 
 def test_a_good_bye_of_a_simple_consumer_changes_nothing(core: CoreBroker) -> None:
@@ -97,14 +110,14 @@ def test_renewal_ends_after_three_hours(core: CoreBroker) -> None:
     live(core, 3 * 3600 - 60)
     assert core.receive("orders", "g") == []
     live(core, 120)
-    assert [one.attempt for one in core.receive("orders", "g")] == [2]
+    assert [delivery.attempt for delivery in core.receive("orders", "g")] == [2]
 
 
 def test_a_nack_ends_the_renewal_and_the_back_off_counts(core: CoreBroker) -> None:
     core.send("orders", b"failed")
-    (one,) = push_receive(core)
+    (delivery,) = push_receive(core)
     hear(core)
-    core.change("orders", "g", one.handle, 0)
+    core.change("orders", "g", delivery.handle, 0)
     core.advance(500)
     assert core.receive("orders", "g") == []
     core.advance(600)
@@ -126,7 +139,7 @@ def test_a_started_broker_gives_every_consumer_30_s_once() -> None:
     assert core.receive("orders", "g") == []
     core.start()
     core.advance(36_000)
-    assert [one.attempt for one in core.receive("orders", "g")] == [2]
+    assert [delivery.attempt for delivery in core.receive("orders", "g")] == [2]
 
 
 def test_a_delivery_whose_answer_a_crash_may_have_taken_comes_back_though_its_consumer_lives() -> (
@@ -148,10 +161,42 @@ def test_a_delivery_whose_answer_a_crash_may_have_taken_comes_back_though_its_co
     core.start()  # another end, and not the one that counts
     live(core, 600)
     back = core.receive("orders", "g")
-    assert {(one.head, one.attempt) for one in back} == {(b"lost", 2), (b"last", 1)}
-    core.ack("orders", "g", *(one.handle for one in back))
+    assert {(delivery.head, delivery.attempt) for delivery in back} == {(b"lost", 2), (b"last", 1)}
+    core.ack("orders", "g", *(delivery.handle for delivery in back))
     live(core, 600)
     assert core.receive("orders", "g") == []
+
+
+def test_an_answer_that_a_broken_connection_may_have_taken_ends_by_its_invisible_time(
+    core: CoreBroker,
+) -> None:
+    invisible_ms = core.settings.pop.invisible_default_ms
+    kept, acked, lost = (
+        lose_the_answer(core, body, after_ms=after_ms)
+        for body, after_ms in ((b"kept", DOUBT_MS + 5_000), (b"acked", 0), (b"lost", 5_000))
+    )
+    assert core.ack("orders", "g", acked.handle)[0].code == Code.OK
+    live(core, invisible_ms // 1_000 - 15)
+    assert core.receive("orders", "g") == []
+    live(core, 40)
+    assert [(delivery.head, delivery.attempt) for delivery in core.receive("orders", "g")] == [
+        (b"lost", 2)
+    ]
+    assert core.ack("orders", "g", lost.handle)[0].code == Code.INVALID_RECEIPT_HANDLE
+    live(core, 600)
+    assert core.ack("orders", "g", kept.handle)[0].code == Code.OK
+
+
+def lose_the_answer(core: CoreBroker, body: bytes, *, after_ms: int) -> Delivery:
+    """The connection that the answer left on breaks so much later."""
+    core.send("orders", body)
+    answer = core.ask(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
+    hear(core)
+    core.advance(after_ms)
+    core.server.answer_lost(answer.id)
+    assert answer.body is not None
+    (delivery,) = hop.decode_pop_reply(answer.body).deliveries
+    return delivery
 
 
 def test_what_was_delivered_long_before_the_end_of_an_idle_broker_stays_with_its_consumer() -> None:

@@ -12,9 +12,9 @@ from popmq.testing.harness.core_broker import CoreBroker, pop
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders")
-    return made
+    broker = CoreBroker()
+    broker.topic("orders")
+    return broker
 
 
 def create(core: CoreBroker, **exponential: int) -> pb.Group:
@@ -32,8 +32,8 @@ def alter(core: CoreBroker, **fields: object) -> pb.Group:
 def nacked_ms(core: CoreBroker) -> int:
     """How long a push consumer's nack keeps the one message away, to 10 ms."""
     reply = core.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
-    (one,) = hop.decode_pop_reply(reply).deliveries
-    core.change("orders", "g", one.handle, 0)
+    (delivery,) = hop.decode_pop_reply(reply).deliveries
+    core.change("orders", "g", delivery.handle, 0)
     (ck,) = [ck for ck in core.broker.table if ck.first_check_point is not None]
     return ck.revive_at_ms - core.broker.store.log_ms()
 
@@ -76,14 +76,14 @@ def test_a_nack_has_the_groups_jitter(core: CoreBroker) -> None:
 
 
 def test_an_exponential_back_off_survives_a_restart_and_a_snapshot(core: CoreBroker) -> None:
-    made = create(core, initial_ms=3_000, max_ms=9_000, multiplier_milli=1_500, jitter_percent=7)
+    group = create(core, initial_ms=3_000, max_ms=9_000, multiplier_milli=1_500, jitter_percent=7)
     for _ in range(2):  # from the log, then from the snapshot of a clean stop
         core.stop()
         core.start()
         assert core.broker.registry.group("g").exponential == ExponentialBackOff(
             3_000, 9_000, 1_500, 7
         )
-    assert made.retry == "exponential"
+    assert group.retry == "exponential"
 
 
 def test_an_alter_changes_one_part_and_steps_replace_the_whole(core: CoreBroker) -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from popmq.broker.deliveries.check_point_buffer import NAMES_PER_RECORD
+from popmq.broker.deliveries.ended_check_points import OUTCOME_MS
 from popmq.broker.log.commit_log import CommitLog
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol import messaging_payloads as hop
@@ -55,7 +57,7 @@ def in_order(core: CoreBroker) -> list[str]:
 
 
 def bodies(deliveries: list[Delivery]) -> list[bytes]:
-    return [one.head for one in deliveries]
+    return [delivery.head for delivery in deliveries]
 
 
 def test_a_buffered_pop_writes_nothing_and_does_not_wait_for_the_disk(core: CoreBroker) -> None:
@@ -69,8 +71,8 @@ def test_a_buffered_pop_writes_nothing_and_does_not_wait_for_the_disk(core: Core
 
 def test_a_batch_that_was_acked_together_is_one_small_record(core: CoreBroker) -> None:
     got = core.receive("orders", "g")
-    results = core.ack("orders", "g", *(one.handle for one in got))
-    assert {one.code for one in results} == {Code.OK}
+    results = core.ack("orders", "g", *(delivery.handle for delivery in got))
+    assert {result.code for result in results} == {Code.OK}
     assert written(core) == {"OFFSET": 1}
     power_cut(core)
     assert core.receive("orders", "g") == []
@@ -78,8 +80,8 @@ def test_a_batch_that_was_acked_together_is_one_small_record(core: CoreBroker) -
 
 def test_acks_of_one_group_commit_share_a_record(core: CoreBroker) -> None:
     answers = []
-    for one in core.receive("orders", "g"):
-        body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    for delivery in core.receive("orders", "g"):
+        body = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
         answers.append(core.ask(Kind.ACK, body, settle=False))
     assert not any(answer.heard for answer in answers)
     core.run_until_idle()
@@ -88,8 +90,8 @@ def test_acks_of_one_group_commit_share_a_record(core: CoreBroker) -> None:
 
 
 def test_an_ack_is_answered_only_when_it_is_durable(core: CoreBroker) -> None:
-    (one,) = core.receive("orders", "g", limit=1)
-    body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    (delivery,) = core.receive("orders", "g", limit=1)
+    body = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
     answer = core.ask(Kind.ACK, body, settle=False)
     before = core.broker.store.confirmed
     while not answer.heard:
@@ -107,9 +109,11 @@ def test_a_crash_brings_unacked_messages_back_early_and_acked_ones_never(core: C
     # The second ack is behind messages that are not acked, so both check points are records.
     assert bodies(core.receive("orders", "g")) == [b"8", b"9"]
     core.advance(60_100)
-    again = [one for one in core.receive("orders", "g") if one.head not in (b"8", b"9")]
+    again = [
+        delivery for delivery in core.receive("orders", "g") if delivery.head not in (b"8", b"9")
+    ]
     assert sorted(bodies(again)) == [b"2", b"3", b"4", b"5", b"6"]
-    assert {one.attempt for one in again} == {2}
+    assert {delivery.attempt for delivery in again} == {2}
 
 
 def test_what_is_not_acked_at_all_comes_back_as_the_same_attempt(core: CoreBroker) -> None:
@@ -117,7 +121,7 @@ def test_what_is_not_acked_at_all_comes_back_as_the_same_attempt(core: CoreBroke
     power_cut(core)
     again = core.receive("orders", "g")
     assert bodies(again) == [b"%d" % n for n in range(10)]
-    assert {one.attempt for one in again} == {1}
+    assert {delivery.attempt for delivery in again} == {1}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,7 @@ def test_a_check_point_that_is_not_acked_becomes_a_record(
     power_cut(core)
     assert core.receive("orders", "g") == []
     core.advance(invisible_ms - held_ms + 100)
-    assert {one.attempt for one in core.receive("orders", "g")} == {2}
+    assert {delivery.attempt for delivery in core.receive("orders", "g")} == {2}
 
 
 def test_a_short_invisible_time_is_a_record_at_once(core: CoreBroker) -> None:
@@ -167,16 +171,77 @@ def test_a_repeated_ack_is_ok_and_one_from_before_a_crash_says_why_not(core: Cor
     got = core.receive("orders", "g")
     for _ in range(2):
         assert core.ack("orders", "g", got[0].handle)[0].code == Code.OK
-    assert core.broker.acks.repeated == 1
+    assert core.broker.pop.acks.repeated == 1
     power_cut(core)
     (late,) = core.ack("orders", "g", got[5].handle)
     assert late.code == Code.INVALID_RECEIPT_HANDLE
     assert "in memory only (a buffered group) when the broker stopped" in late.message
 
 
+def test_an_ack_that_is_durable_is_ok_again_after_a_crash(core: CoreBroker) -> None:
+    """Its answer may have been lost with the broker, and the message does not come again."""
+    first, *rest = core.receive("orders", "g", limit=6)
+    last = core.receive("orders", "g", limit=4)
+    assert core.ack("orders", "g", first.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", rest[0].handle, rest[1].handle)[0].code == Code.OK
+    assert written(core) == {"OFFSET": 2}
+    power_cut(core)
+    done = [first.handle, rest[0].handle, rest[1].handle]
+    assert {result.code for result in core.ack("orders", "g", *done)} == {Code.OK}
+    refused = core.ack("orders", "g", rest[2].handle, last[0].handle)
+    assert {result.code for result in refused} == {Code.INVALID_RECEIPT_HANDLE}
+    again = core.receive("orders", "g")
+    assert bodies(again) == [b"%d" % n for n in range(3, 10)]
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["crash", "clean stop"])
+def test_an_ack_is_ok_again_for_ten_minutes_whatever_was_started_meanwhile(
+    core: CoreBroker, cut: bool
+) -> None:
+    handles = [delivery.handle for delivery in core.receive("orders", "g")]
+    core.ack("orders", "g", *handles)
+    for _ in range(2):  # the second start reads what the first one knew from its snapshot
+        if cut:
+            power_cut(core)
+        core.stop()
+        core.start()
+    assert core.broker.store.snapshots.position
+    assert {result.code for result in core.ack("orders", "g", *handles)} == {Code.OK}
+    core.advance(OUTCOME_MS + 60_000)
+    (late,) = core.ack("orders", "g", handles[0])
+    assert late.code == Code.INVALID_RECEIPT_HANDLE
+
+
+def test_a_retry_is_no_ack_of_the_delivery_that_a_crash_took(core: CoreBroker) -> None:
+    """The committed offset passes a message that waits for its next attempt: no handle is OK."""
+    (lost,) = core.receive("orders", "g", limit=1)
+    power_cut(core)
+    (again,) = core.receive("orders", "g", limit=1)
+    core.change("orders", "g", again.handle, 0)
+    core.advance(100)
+    rest = core.receive("orders", "g", limit=10)
+    core.ack("orders", "g", *(d.handle for d in rest if d.head != b"0"))
+    power_cut(core)
+    codes = {result.code for result in core.ack("orders", "g", lost.handle, again.handle)}
+    assert codes == {Code.INVALID_RECEIPT_HANDLE}
+
+
+def test_acks_of_very_many_check_points_are_several_records_of_bounded_size(
+    core: CoreBroker,
+) -> None:
+    for number in range(10, NAMES_PER_RECORD + 20):
+        core.send("orders", b"%d" % number)
+    handles = [core.receive("orders", "g", limit=1)[0].handle for _ in range(NAMES_PER_RECORD + 20)]
+    core.ack("orders", "g", *handles)
+    assert written(core) == {"OFFSET": 2}
+    power_cut(core)
+    assert {result.code for result in core.ack("orders", "g", *handles)} == {Code.OK}
+    assert core.receive("orders", "g") == []
+
+
 def test_a_change_writes_the_check_point_that_it_takes_over(core: CoreBroker) -> None:
-    (one,) = core.receive("orders", "g", limit=1)
-    handle = core.change("orders", "g", one.handle, 20_000)
+    (delivery,) = core.receive("orders", "g", limit=1)
+    handle = core.change("orders", "g", delivery.handle, 20_000)
     assert written(core) == {"REVIVE": 2}
     power_cut(core)
     assert b"0" not in bodies(core.receive("orders", "g"))
@@ -268,8 +333,8 @@ def test_a_snapshot_knows_what_was_held_when_it_began() -> None:
     power_cut(core)
     assert core.broker.store.snapshots.position
     assert core.receive("orders", "g") == []
-    results = core.ack("orders", "g", *(one.handle for one in held))
-    assert {one.code for one in results} == {Code.OK}
+    results = core.ack("orders", "g", *(delivery.handle for delivery in held))
+    assert {result.code for result in results} == {Code.OK}
     assert core.broker.table.in_flight == 0
 
 
@@ -287,6 +352,6 @@ def test_deleting_the_topic_forgets_what_was_held(core: CoreBroker) -> None:
 
 def test_a_fifo_group_cannot_be_buffered() -> None:
     core = CoreBroker()
-    wanted = SubscriptionGroup(0, "f", GroupType.FIFO, check_points=CheckPoints.BUFFERED)
+    expected = SubscriptionGroup(0, "f", GroupType.FIFO, check_points=CheckPoints.BUFFERED)
     with pytest.raises(Refused, match="f is FIFO: its check points cannot be buffered"):
-        core.broker.registry.create_group(wanted)
+        core.broker.registry.create_group(expected)

@@ -13,7 +13,7 @@ from popmq.common.wire.pull_pb2 import PullRequest
 from popmq.testing.harness.clock import ManualClock
 from popmq.testing.harness.core_broker import Answer, CoreBroker, pop
 
-OLD = ("old", "g")
+OLD = ("g", "old")
 
 
 class Loop:
@@ -207,7 +207,7 @@ def test_a_receive_of_old_messages_waits_for_its_turn_and_is_answered_by_a_step(
     core: CoreBroker,
 ) -> None:
     answer = held(core)
-    assert core.broker.catch_up.throttled == 1
+    assert core.broker.pop.catch_up.throttled == 1
     core.advance(1_000)
     assert answer.body is not None
     assert len(hop.decode_pop_reply(answer.body).deliveries) == 1
@@ -223,11 +223,11 @@ def test_others_are_served_while_receives_of_old_messages_wait(core: CoreBroker)
 
 def test_a_held_receive_whose_client_left_takes_no_message(core: CoreBroker) -> None:
     answer = held(core)
-    delivered = core.broker.pops.metrics.delivered
+    delivered = core.broker.pop.service.metrics.delivered
     core.server.cancel(answer.id)
     core.advance(1_000)
     assert not answer.heard
-    assert core.broker.pops.metrics.delivered == delivered
+    assert core.broker.pop.service.metrics.delivered == delivered
 
 
 def test_a_stop_answers_the_receives_that_were_held(core: CoreBroker) -> None:
@@ -237,9 +237,9 @@ def test_a_stop_answers_the_receives_that_were_held(core: CoreBroker) -> None:
 
 
 def test_a_topic_made_again_is_not_far_behind(core: CoreBroker) -> None:
-    assert core.broker.catch_up.is_behind(("old", "g"))
+    assert core.broker.pop.catch_up.is_behind(("g", "old"))
     core.broker.registry.delete_topic("old")
-    assert not core.broker.catch_up.is_behind(("old", "g"))
+    assert not core.broker.pop.catch_up.is_behind(("g", "old"))
 
 
 def test_a_pull_that_waits_for_its_turn_is_told_that_its_topic_was_deleted(
@@ -269,4 +269,4 @@ def test_a_receive_that_finds_nothing_leaves_its_group_up_to_date() -> None:
     for _ in range(20):
         core.send("orders", bytes(1_000))
     assert core.receive("new", "g") == []
-    assert not core.broker.catch_up.is_behind(("new", "g"))
+    assert not core.broker.pop.catch_up.is_behind(("g", "new"))

@@ -7,18 +7,17 @@ import pytest
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.client_liveness import ClientNames
-from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import CheckPointRecord
 
 BATCH = 32
 START_MS = 1_700_000_000_000
 
 
-def popped(number: int, clients: ClientNames, *, apart_ms: float) -> tuple[ReviveRecord, int]:
+def popped(number: int, clients: ClientNames, *, apart_ms: float) -> tuple[CheckPointRecord, int]:
     """A receive of 32 from one of 8 queues, for an hour, and its log time."""
     offset = 1_000 + number // 8 * BATCH
     log_ms = START_MS + int(number * apart_ms)
-    record = ReviveRecord(
-        ReviveKind.CHECK_POINT,
+    record = CheckPointRecord(
         1,
         1_000 + number,
         (1 << BATCH) - 1,
@@ -26,7 +25,8 @@ def popped(number: int, clients: ClientNames, *, apart_ms: float) -> tuple[Reviv
         topic_id=70,
         group_id=71,
         queue_id=number % 8,
-        link=offset + BATCH,
+        attempt_id=0,
+        next_offset=offset + BATCH,
         revive_at_ms=log_ms + 3_600_000,
         client=clients.number(f"client-{number % 3}"),
     )
@@ -58,5 +58,6 @@ def test_receives_of_one_millisecond_share_its_times() -> None:
     assert bytes_each(3_000, apart_ms=0.25) < bytes_each(3_000, apart_ms=1) - 1
 
 
+@pytest.mark.more
 def test_receives_of_which_each_is_due_at_a_time_of_its_own_take_little_more() -> None:
     assert bytes_each(2_000, apart_ms=100) < 24

@@ -51,7 +51,7 @@ async def send_four_and_ack_two(process: BrokerProcess) -> None:
         entry = hop.PutEntry(MessageType.NORMAL, b"%d" % number, b"")
         await ask(process.port, Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
     popped = await ask(process.port, Kind.POP, pop("orders", "readers", limit=2))
-    handles = [one.handle for one in hop.decode_pop_reply(popped).deliveries]
+    handles = [delivery.handle for delivery in hop.decode_pop_reply(popped).deliveries]
     assert len(handles) == 2
     body = hop.encode_ack(hop.AckRequest("orders", "readers", handles))
     await ask(process.port, Kind.ACK, body)
@@ -83,7 +83,7 @@ def test_a_store_that_is_taken_over_has_its_messages_and_its_acks(
 
     async def receive(process: BrokerProcess) -> None:
         popped = await ask(process.port, Kind.POP, pop("orders", "readers"))
-        received.extend(one.head for one in hop.decode_pop_reply(popped).deliveries)
+        received.extend(delivery.head for delivery in hop.decode_pop_reply(popped).deliveries)
 
     run(settings_of(tmp_path, "shop"), send_four_and_ack_two)
     run(settings_of(tmp_path, "bank", formerly="shop"), receive)
@@ -92,8 +92,10 @@ def test_a_store_that_is_taken_over_has_its_messages_and_its_acks(
     capsys.readouterr()
     assert main(["doctor", "--data", str(tmp_path), "--json"]) == 0
     *findings, summary = map(json.loads, capsys.readouterr().out.splitlines())
-    assert {one["what"] for one in findings} == {"queue of no topic"}
-    assert all(one["path"].startswith("system/rmq_sys_REVIVE_LOG_shop@3/") for one in findings)
+    assert {finding["what"] for finding in findings} == {"queue of no topic"}
+    assert all(
+        finding["path"].startswith("system/rmq_sys_REVIVE_LOG_shop@3/") for finding in findings
+    )
     assert (summary["cluster"], summary["in_flight"]) == ("bank", 2)
 
 
@@ -118,5 +120,7 @@ def test_the_doctor_sees_a_damaged_identity(
     capsys.readouterr()
     assert main(["doctor", "--data", str(tmp_path), "--json"]) == 1
     *findings, summary = map(json.loads, capsys.readouterr().out.splitlines())
-    assert [(one["what"], one["path"]) for one in findings] == [("damaged identity", "identity")]
+    assert [(finding["what"], finding["path"]) for finding in findings] == [
+        ("damaged identity", "identity")
+    ]
     assert not summary["starts"]

@@ -5,6 +5,7 @@ import ctypes
 import mmap
 import os
 import threading
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +88,7 @@ async def broker_with_messages(
     for number in range(count):
         entry = hop.PutEntry(MessageType.NORMAL, b"%04d" % number, b"")
         await call(process.port, Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), 5_000)
-    process.broker.store.dispatch.flush()
+    deque(process.broker.store.dispatch.flush(), maxlen=0)
     return process
 
 
@@ -101,8 +102,8 @@ async def test_a_pop_of_old_messages_waits_on_another_thread(
     disk.cold = True
     reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=poll_ms), 5_000)
     deliveries = hop.decode_pop_reply(reply).deliveries
-    assert [one.head for one in deliveries] == [b"%04d" % number for number in range(10)]
-    assert process.broker.pops.metrics.cold_pops >= 1
+    assert [delivery.head for delivery in deliveries] == [b"%04d" % number for number in range(10)]
+    assert process.broker.pop.service.metrics.cold_pops >= 1
     disk.cold = False
     await process.stop()
 
@@ -118,8 +119,10 @@ async def test_a_pull_of_old_messages_waits_on_another_thread(tmp_path: Path, po
     disk = ColdDisk()
     process = await broker_with_messages(tmp_path, disk, 10)
     disk.cold = True
-    found = PullReply.FromString(await call(process.port, Kind.PULL, pulls(poll_ms), 5_000))
-    assert [one.head for one in found.messages] == [b"%04d" % number for number in range(10)]
+    result = PullReply.FromString(await call(process.port, Kind.PULL, pulls(poll_ms), 5_000))
+    assert [message.head for message in result.messages] == [
+        b"%04d" % number for number in range(10)
+    ]
     assert disk.warmed
     disk.cold = False
     await process.stop()
@@ -162,7 +165,7 @@ async def test_a_subscription_that_begins_at_an_old_time_waits_on_another_thread
         entry = hop.PutEntry(MessageType.LITE, b"%04d" % number, name)
         put = hop.encode_put(hop.PutRequest("chats", [entry]))
         await call(process.port, Kind.PUT, put, 5_000)
-    process.broker.store.dispatch.flush()
+    deque(process.broker.store.dispatch.flush(), maxlen=0)
     disk.cold = True
     sync = SyncLite(topic="chats", group="g", client_id="c", names=["one"], stored_ms=1)
     await call(process.port, Kind.SYNC_LITE, sync.SerializeToString(), 5_000)
@@ -179,7 +182,7 @@ async def test_a_revival_of_an_old_message_waits_on_another_thread(tmp_path: Pat
     await call(process.port, Kind.POP, pop("orders", "g", invisible_ms=50), 5_000)
     disk.cold = True
     reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=4_000), 5_000)
-    assert [one.attempt for one in hop.decode_pop_reply(reply).deliveries] == [2]
+    assert [delivery.attempt for delivery in hop.decode_pop_reply(reply).deliveries] == [2]
     disk.cold = False
     await process.stop()
 
@@ -280,12 +283,12 @@ def test_asking_for_what_is_not_in_memory_fetches_none_of_it(tmp_path: Path) -> 
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     before = pages_in_memory(path)
 
-    found = {at for at in range(0, 4 << 20, 256 << 10) if file.view_cached(9_000, at) is not None}
+    results = {at for at in range(0, 4 << 20, 256 << 10) if file.view_cached(9_000, at) is not None}
     kernel = PageResidency()
     kernel.in_memory(descriptor, PAGE, 0)
     if kernel.available:
         assert pages_in_memory(path) <= before
-        assert {at // PAGE for at in found} <= before
+        assert {at // PAGE for at in results} <= before
     os.close(descriptor)
     file.close()
 
@@ -311,7 +314,7 @@ async def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_p
     put = hop.encode_put(hop.PutRequest("orders", [entry]))
     await call(process.port, Kind.PUT, put, 5_000)
     store = process.broker.store
-    store.dispatch.flush()
+    deque(store.dispatch.flush(), maxlen=0)
     fetched = asyncio.Event()
     loop = asyncio.get_running_loop()
     contents = store.reader.contents
@@ -325,7 +328,7 @@ async def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_p
     last = unit.position
     store.reader.contents = cold_in_queue_0  # type: ignore[method-assign]
     reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-    assert [one.head for one in hop.decode_pop_reply(reply).deliveries] == [b"there"]
+    assert [delivery.head for delivery in hop.decode_pop_reply(reply).deliveries] == [b"there"]
     await asyncio.wait_for(fetched.wait(), 10)
     reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
     assert len(hop.decode_pop_reply(reply).deliveries) == 3
@@ -372,7 +375,7 @@ async def test_what_operators_ask_about_old_messages_waits_on_another_thread(
 
     async def ask(kind: Kind, request: bytes) -> bytes:
         """Everything is on the disk alone when the question comes."""
-        process.broker.store.dispatch.flush()
+        deque(process.broker.store.dispatch.flush(), maxlen=0)
         disk.warmed.clear()
         disk.cold = True
         reply = await call(process.port, kind, request, 5_000)
@@ -392,8 +395,8 @@ async def test_what_operators_ask_about_old_messages_waits_on_another_thread(
     )
     assert (lag.lags[0].ready, lag.lags[0].oldest_ready_ms <= stored_ms) == (4, True)
     popped = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
-    for one in hop.decode_pop_reply(popped).deliveries:
-        body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    for delivery in hop.decode_pop_reply(popped).deliveries:
+        body = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
         (result,) = hop.decode_ack_reply(await ask(Kind.REJECT, body))
         assert result.code == 20000
     listed = pb.ListDeadLettersReply.FromString(

@@ -1,6 +1,6 @@
 """Every damage at every place: all is there, or the start is refused with a way out.
 
-Makes the table of docs/concepts/store.md.  A variant is one damage at one place;
+Makes the table of docs/reference/damages.md.  A variant is one damage at one place;
 POPMQ_DAMAGE_STRIDE says how far apart the flipped bytes are (1: every byte), POPMQ_DAMAGE_SEED
 repeats a run.
 """
@@ -24,7 +24,7 @@ from popmq.common.topics import MessageType
 from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
 from popmq.testing.harness.core_broker import CoreBroker
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "store.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "damages.md"
 STRIDE = int(os.environ.get("POPMQ_DAMAGE_STRIDE", "199"))
 SEED = int(os.environ.get("POPMQ_DAMAGE_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 SETTINGS = Settings(
@@ -77,9 +77,9 @@ class Client:
     def work(self, count: int) -> None:
         """Receive some, and ack every second one."""
         got = self.core.receive("orders", "worker", limit=count, invisible_ms=3_600_000)
-        for one in got[::2]:
-            assert self.core.ack("orders", "worker", one.handle)[0].code == Code.OK
-            self.acked.add(one.head)
+        for delivery in got[::2]:
+            assert self.core.ack("orders", "worker", delivery.handle)[0].code == Code.OK
+            self.acked.add(delivery.head)
 
     def made(self, *unanswered: bytes, earlier: Made | None = None) -> Made:
         return Made(
@@ -152,50 +152,50 @@ def made_store(*, clean: bool) -> Made:
 Variants = Iterator[tuple[Files, Made]]
 
 
-def of(made: Made, *roots: str) -> list[str]:
-    return [path for path in made.files if path.startswith(roots)]
+def of(prepared: Made, *roots: str) -> list[str]:
+    return [path for path in prepared.files if path.startswith(roots)]
 
 
-def without(made: Made, *roots: str) -> Files:
-    return {path: data for path, data in made.files.items() if not path.startswith(roots)}
+def without(prepared: Made, *roots: str) -> Files:
+    return {path: data for path, data in prepared.files.items() if not path.startswith(roots)}
 
 
-def nothing(made: Made) -> Variants:
-    yield made.files, made
+def nothing(prepared: Made) -> Variants:
+    yield prepared.files, prepared
 
 
-def cut_in_the_last_record(made: Made) -> Variants:
+def cut_in_the_last_record(prepared: Made) -> Variants:
     """The file itself ends there."""
-    path, first, end = last_record(made.files)
+    path, first, end = last_record(prepared.files)
     for at in range(first, end):
-        yield {**made.files, path: made.files[path][:at]}, made
+        yield {**prepared.files, path: prepared.files[path][:at]}, prepared
 
 
 def last_record(files: Files) -> tuple[str, int, int]:
     at = first = 0
-    path = found = ""
+    path = result = ""
     for path in sorted(path for path in files if path.startswith(LOG)):
         data, start = files[path], int(path.rpartition("/")[2])
         offset = 0
         while len(data) - offset >= HEADER_SIZE and any(data[offset : offset + 8]):
             size = check_record(data, offset, start + offset).size
-            found, first, at = path, offset, offset + size
+            result, first, at = path, offset, offset + size
             offset += size
-    return found, first, at
+    return result, first, at
 
 
 def flipped(*roots: str) -> Callable[[Made], Variants]:
     """A bit of every STRIDE-th byte, and of some zeros behind the last one."""
 
-    def damage(made: Made) -> Variants:
+    def damage(prepared: Made) -> Variants:
         rng = random.Random(SEED)
-        for path in of(made, *roots):
-            data = made.files[path]
+        for path in of(prepared, *roots):
+            data = prepared.files[path]
             used = min(len(data), len(data.rstrip(b"\0")) + 200)
             for at in range(rng.randrange(min(STRIDE, max(1, used))), used, STRIDE):
                 wrong = bytearray(data)
                 wrong[at] ^= 1 << rng.randrange(8)
-                yield {**made.files, path: bytes(wrong)}, made
+                yield {**prepared.files, path: bytes(wrong)}, prepared
 
     return damage
 
@@ -203,10 +203,10 @@ def flipped(*roots: str) -> Callable[[Made], Variants]:
 def missing(*roots: str) -> Callable[[Made], Variants]:
     """All of it, and each file by itself."""
 
-    def damage(made: Made) -> Variants:
-        yield without(made, *roots), made
-        for path in of(made, *roots):
-            yield without(made, path), made
+    def damage(prepared: Made) -> Variants:
+        yield without(prepared, *roots), prepared
+        for path in of(prepared, *roots):
+            yield without(prepared, path), prepared
 
     return damage
 
@@ -214,25 +214,25 @@ def missing(*roots: str) -> Callable[[Made], Variants]:
 def oldest_missing(*more: str) -> Callable[[Made], Variants]:
     """What people do who need room."""
 
-    def damage(made: Made) -> Variants:
-        yield without(made, of(made, LOG)[0], *more), made
+    def damage(prepared: Made) -> Variants:
+        yield without(prepared, of(prepared, LOG)[0], *more), prepared
 
     return damage
 
 
-def segment_missing(made: Made) -> Variants:
+def segment_missing(prepared: Made) -> Variants:
     """Each that holds a record but the first."""
-    for path in of(made, LOG)[1:-1]:
-        yield without(made, path), made
+    for path in of(prepared, LOG)[1:-1]:
+        yield without(prepared, path), prepared
 
 
 def stale(*roots: str) -> Callable[[Made], Variants]:
     """As it was before: somebody copied it back."""
 
-    def damage(made: Made) -> Variants:
-        assert made.earlier is not None
-        old = {path: made.earlier.files[path] for path in of(made.earlier, *roots)}
-        yield {**without(made, *roots), **old}, made
+    def damage(prepared: Made) -> Variants:
+        assert prepared.earlier is not None
+        old = {path: prepared.earlier.files[path] for path in of(prepared.earlier, *roots)}
+        yield {**without(prepared, *roots), **old}, prepared
 
     return damage
 
@@ -240,19 +240,19 @@ def stale(*roots: str) -> Callable[[Made], Variants]:
 def ahead(*roots: str) -> Callable[[Made], Variants]:
     """The log is that of before, and these files know of more."""
 
-    def damage(made: Made) -> Variants:
-        assert made.earlier is not None
-        new = {path: made.files[path] for path in of(made, *roots)}
-        yield {**without(made.earlier, *roots), **new}, made.earlier
+    def damage(prepared: Made) -> Variants:
+        assert prepared.earlier is not None
+        new = {path: prepared.files[path] for path in of(prepared, *roots)}
+        yield {**without(prepared.earlier, *roots), **new}, prepared.earlier
 
     return damage
 
 
-def two_crashes_in_a_start(made: Made) -> Variants:
+def two_crashes_in_a_start(prepared: Made) -> Variants:
     """The power goes at each operation of a start, and at some of the next one; with the index
     as it is, and without one."""
-    rebuilt = without(made, *INDEX, KEYS)
-    for files, second in ((made.files, 0), (rebuilt, 1), (rebuilt, 9)):
+    rebuilt = without(prepared, *INDEX, KEYS)
+    for files, second in ((prepared.files, 0), (rebuilt, 1), (rebuilt, 9)):
         operations, whole = 0, False
         while not whole:
             disk = disk_of(files)
@@ -260,7 +260,7 @@ def two_crashes_in_a_start(made: Made) -> Variants:
             disk.restore_power()
             started(disk, second)
             disk.restore_power()
-            yield files_of(disk), made
+            yield files_of(disk), prepared
             operations += 1
 
 
@@ -344,8 +344,10 @@ MANY_PLACES = (
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(one, id=one.name, marks=[pytest.mark.more] if one.name in MANY_PLACES else [])
-        for one in DAMAGES
+        pytest.param(
+            damage, id=damage.name, marks=[pytest.mark.more] if damage.name in MANY_PLACES else []
+        )
+        for damage in DAMAGES
     ],
 )
 def test_after_any_damage_all_is_there_or_the_start_is_refused_with_a_way_out(
@@ -353,61 +355,61 @@ def test_after_any_damage_all_is_there_or_the_start_is_refused_with_a_way_out(
 ) -> None:
     cells = []
     for clean, expected in ((False, damage.killed), (True, damage.stopped)):
-        found: dict[str, int] = {}
-        for files, made in damage.variants(stores[clean]):
-            outcome = outcome_of(files, made)
-            found[outcome] = found.get(outcome, 0) + 1
-        assert set(found) <= set(expected), f"seed {SEED}: {found}"
+        result: dict[str, int] = {}
+        for files, variant in damage.variants(stores[clean]):
+            outcome = outcome_of(files, variant)
+            result[outcome] = result.get(outcome, 0) + 1
+        assert set(result) <= set(expected), f"seed {SEED}: {result}"
         # Which bytes are flipped is up to the seed; of the others each outcome was seen.
-        assert damage.name.endswith(" flipped") or set(found) == set(expected), found
+        assert damage.name.endswith(" flipped") or set(result) == set(expected), result
         cells.append("; ".join(expected))
-        print(f"{damage}, {'stopped' if clean else 'killed'}, seed {SEED}: {found}")
+        print(f"{damage}, {'stopped' if clean else 'killed'}, seed {SEED}: {result}")
     row = f"| {damage} | {cells[0]} | {cells[1]} |"
     assert row in PAGE.read_text(encoding="utf-8"), f"not in {PAGE.name}: {row}"
 
 
-def outcome_of(files: Files, made: Made) -> str:
+def outcome_of(files: Files, prepared: Made) -> str:
     """What a start comes to; fails when it is none of those that are allowed."""
     disk = disk_of(files)
     try:
         core = CoreBroker(disk=disk, settings=SETTINGS)
     except StoreDamaged as refusal:
-        said = str(refusal)
-        assert NAMES.search(said), said
-        assert WAY_OUT.search(said), said
-        assert "position" in said or re.search(r"/\d{20}", said), said
+        text = str(refusal)
+        assert NAMES.search(text), text
+        assert WAY_OUT.search(text), text
+        assert "position" in text or re.search(r"/\d{20}", text), text
         now = files_of(disk)
         assert {path: now[path] for path in now if path.startswith(LOG)} == {
             path: data for path, data in files.items() if path.startswith(LOG)
         }, "refused, and the log was changed"
         return REFUSED
-    lost = made.sent - read_all(core, made, "fresh")
+    lost = prepared.sent - read_all(core, prepared, "fresh")
     cut = core.broker.store.start > 0
     if cut:
-        gone = b"".join(made.files[path] for path in of(made, LOG) if path not in files)
+        gone = b"".join(prepared.files[path] for path in of(prepared, LOG) if path not in files)
         assert all(head in gone for head in lost), "more is gone than it held"
     elif lost:
         assert len(lost) == 1, f"{len(lost)} messages are gone"
         assert core.broker.store.reader.damaged > 0, f"{lost} is gone and nobody says so"
-    for head in sorted(made.sent - lost)[::SEARCHED]:
+    for head in sorted(prepared.sent - lost)[::SEARCHED]:
         assert_found(core, head)
-    mine = {one.head for one in everything(core, "orders", "worker")}
-    assert not mine & made.acked, "what was acked came again"
+    mine = {delivery.head for delivery in everything(core, "orders", "worker")}
+    assert not mine & prepared.acked, "what was acked came again"
     # And it goes on, over another start.
     new = body("orders", 999)
     reply = core.reply(Kind.PUT, put("orders", 999))
     assert hop.decode_put_reply(reply)[0].code == Code.OK
     core.broker.release_files()
     core.start()
-    again = {one.head for topic in TOPICS for one in everything(core, topic, "later")}
-    assert again >= (made.sent - lost) | {new}
+    again = {delivery.head for topic in TOPICS for delivery in everything(core, topic, "later")}
+    assert again >= (prepared.sent - lost) | {new}
     return TAKEN if cut else COUNTED if lost else ALL
 
 
-def read_all(core: CoreBroker, made: Made, group: str) -> set[bytes]:
-    heads = [one.head for topic in TOPICS for one in everything(core, topic, group)]
+def read_all(core: CoreBroker, prepared: Made, group: str) -> set[bytes]:
+    heads = [delivery.head for topic in TOPICS for delivery in everything(core, topic, group)]
     assert len(heads) == len(set(heads)), "a message came twice"
-    assert set(heads) <= made.sent | made.unanswered, "something came that nobody sent"
+    assert set(heads) <= prepared.sent | prepared.unanswered, "something came that nobody sent"
     return set(heads)
 
 
@@ -418,5 +420,5 @@ def everything(core: CoreBroker, topic: str, group: str) -> Iterator[Delivery]:
 
 def assert_found(core: CoreBroker, head: bytes) -> None:
     topic = core.broker.registry.topic(head.partition(b"-")[0].decode())
-    found = core.broker.lookup.by_id(topic.id, name_of(head).decode())
-    assert [one.head for one in found.messages] == [head], head[:10]
+    result = core.broker.lookup.by_id(topic.id, name_of(head).decode())
+    assert [message.head for message in result.messages] == [head], head[:10]

@@ -30,8 +30,8 @@ def made(queues: int) -> CoreBroker:
         for _ in range(3):
             core.receive("orders", group, limit=1, invisible_ms=1_000)
         core.advance(2_000)
-        for one in core.receive("orders", group, limit=2):
-            core.ack("orders", group, one.handle)
+        for delivery in core.receive("orders", group, limit=2):
+            core.ack("orders", group, delivery.handle)
     return core
 
 

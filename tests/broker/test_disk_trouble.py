@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,12 +62,12 @@ def small_disk(
 
 
 def drain(core: CoreBroker) -> list[bytes]:
-    found: list[bytes] = []
+    heads: list[bytes] = []
     while batch := core.receive("orders", "g"):
-        for one in batch:
-            found.append(one.head)
-            assert core.ack("orders", "g", one.handle)[0].code == Code.OK
-    return sorted(found)
+        for delivery in batch:
+            heads.append(delivery.head)
+            assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
+    return sorted(heads)
 
 
 def test_sends_stop_at_the_percentage_and_the_refusal_names_value_limit_and_setting() -> None:
@@ -202,8 +203,8 @@ class BrokenDisk(RealDisk):
 
 
 def shown(process: BrokerProcess, name: str) -> float:
-    (found,) = (one.value for one in process.metrics() if one.name == name)
-    return found
+    (values,) = (metric.value for metric in process.metrics() if metric and metric.name == name)
+    return values
 
 
 @pytest.mark.parametrize(
@@ -284,6 +285,35 @@ async def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(
     confirmed = process.broker.store.confirmed
     await all_handed_over_is_done(process)
     assert process.broker.store.confirmed == confirmed < process.broker.store.end
+    await process.stop()
+
+
+@pytest.mark.parametrize("part", ["snapshot", "timer", "index"])
+async def test_a_broker_that_stops_on_a_full_disk_stops_well_and_says_what_it_could_not_write(
+    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = BrokenDisk()
+    disk.errno = errno.ENOSPC
+    process = BrokerProcess(settings_of(tmp_path), disk=disk)
+    await process.start()
+    process.broker.registry.create_group(SMALL_GROUP)
+    process.broker.step()
+    await all_handed_over_is_done(process)
+    disk.fails = lambda what, path: what == "write" and part in path
+    with caplog.at_level(logging.WARNING, logger="popmq"):
+        await process.stop()
+    assert disk.failures > 0
+    assert not process.failed.done()
+    (line,) = [
+        record for record in caplog.records if record.message == "stopped without a last snapshot"
+    ]
+    assert "space" in str(line.__dict__["error"])
+
+    disk.fails = lambda what, path: False
+    process = BrokerProcess(settings_of(tmp_path), disk=disk)
+    await process.start()
+    assert shown(process, "store_last_stop_clean") == 0
+    assert process.broker.registry.find_group("a-group") is not None
     await process.stop()
 
 

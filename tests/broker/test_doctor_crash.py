@@ -1,5 +1,6 @@
 """A repair that dies half way, twice; and the disk on which starts are rehearsed."""
 
+import os
 import random
 import re
 import shutil
@@ -11,7 +12,7 @@ import pytest
 from popmq.broker.doctor.finding import RealSavingDisk
 from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
 from popmq.broker.doctor.repair import chosen, repair
-from popmq.cli.doctor import examine
+from popmq.cli.local.doctor import examine
 from popmq.common.disk import DiskFile
 from popmq.testing.disk.lying_disk import ResidentDisk
 from popmq.testing.harness.core_broker import SMALL, CoreBroker
@@ -46,11 +47,19 @@ def made_damaged_store(folder: Path) -> None:
 def delivered(folder: Path) -> list[bytes]:
     core = core_on(folder)
     core.group("fresh")
-    found = []
+    results = []
     while batch := core.receive("orders", "fresh"):
-        found += [one.head[:11] for one in batch]
+        results += [delivery.head[:11] for delivery in batch]
     core.stop()
-    return found
+    core.broker.release_files()
+    return results
+
+
+def test_an_examination_leaves_no_file_open(tmp_path: Path) -> None:
+    made_damaged_store(tmp_path / "made")
+    before = len(os.listdir("/proc/self/fd"))
+    assert not examine(str(tmp_path / "made")).healthy
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 class CrashingDisk(RealSavingDisk):
@@ -103,11 +112,11 @@ class Killed(BaseException):
 
 def bodies_on_disk(folder: Path) -> set[bytes]:
     """Every message whose bytes are anywhere in the folder."""
-    found: set[bytes] = set()
+    sets: set[bytes] = set()
     for file in folder.rglob("*"):
         if file.is_file():
-            found.update(re.findall(rb"orders-\d{3}-", file.read_bytes()))
-    return found
+            sets.update(re.findall(rb"orders-\d{3}-", file.read_bytes()))
+    return sets
 
 
 @pytest.mark.more
@@ -154,23 +163,23 @@ def test_a_rehearsed_file_reads_like_a_real_one(tmp_path: Path, seed: int) -> No
     twin = tmp_path / "twin"
     shutil.copy(path, twin)
     rehearsal = RehearsalDisk()
-    one, two = rehearsal.open(str(path)), ResidentDisk().open(str(twin))
+    item, two = rehearsal.open(str(path)), ResidentDisk().open(str(twin))
     for _ in range(60):
         size, offset = rng.randrange(90_000), rng.randrange(260_000)
         match rng.randrange(4):
             case 0:
                 data = rng.randbytes(size)
-                one.write(data, offset)
+                item.write(data, offset)
                 two.write(data, offset)
             case 1:
-                one.truncate(offset)
+                item.truncate(offset)
                 two.truncate(offset)
             case 2 if offset:
-                one.allocate(offset)
+                item.allocate(offset)
                 two.allocate(offset)
-        assert one.size() == two.size(), seed
-        assert one.read(size, offset) == two.read(size, offset), seed
-    assert one.read(400_000, 0) == two.read(400_000, 0), seed
+        assert item.size() == two.size(), seed
+        assert item.read(size, offset) == two.read(size, offset), seed
+    assert item.read(400_000, 0) == two.read(400_000, 0), seed
     two.close()
     rehearsal.close()
     assert len(path.read_bytes()) == 200_000

@@ -1,19 +1,19 @@
 """ReviveBuckets: in the order in which they came, each once, whatever happens meanwhile."""
 
-from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import CheckPointRecord, PopCheckPoint
 from popmq.broker.deliveries.revive_buckets import ReviveBuckets
 
 
 def check_point(sequence: int, due_ms: int) -> PopCheckPoint:
-    record = ReviveRecord(ReviveKind.CHECK_POINT, 1, sequence, 1, revive_at_ms=due_ms)
+    record = CheckPointRecord(1, sequence, 1, 0, 0, 0, 0, 0, 0, due_ms, 0)
     return record.check_point(0)
 
 
 def taken(times: ReviveBuckets, now_ms: int) -> list[int]:
-    found = []
+    sequences = []
     while (ck := times.take(now_ms)) is not None:
-        found.append(ck.sequence)
-    return found
+        sequences.append(ck.sequence)
+    return sequences
 
 
 def test_what_is_due_in_one_bucket_comes_in_its_order_and_once() -> None:
@@ -23,6 +23,16 @@ def test_what_is_due_in_one_bucket_comes_in_its_order_and_once() -> None:
     assert taken(times, 15) == []
     assert taken(times, 16) == [3, 1, 2]
     assert taken(times, 1_000) == []
+
+
+def test_one_that_waits_in_no_bucket_can_be_removed_beside_one_that_is_due_at_once() -> None:
+    """Of a start: a check point that others took over was never added."""
+    times = ReviveBuckets(16)
+    undone = check_point(1, 10)
+    times.add(undone, 0)
+    times.remove(check_point(2, 10))
+    times.check_invariants()
+    assert taken(times, 0) == [1]
 
 
 def test_one_that_ended_while_its_bucket_is_taken_does_not_come() -> None:

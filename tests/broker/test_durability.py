@@ -50,9 +50,9 @@ class History:
         self.open_pops = [a for a in self.open_pops if not a.heard]
 
     def take(self, deliveries: list[Delivery]) -> None:
-        for one in deliveries:
+        for delivery in deliveries:
             self.delivered += 1
-            assert one.head not in self.ack_ok, f"{one.head!r} was acked and came back"
+            assert delivery.head not in self.ack_ok, f"{delivery.head!r} was acked and came back"
         self.held += deliveries
 
     def crash(self) -> None:
@@ -80,12 +80,12 @@ def act(core: CoreBroker, rng: random.Random, history: History, number: int) -> 
             request = pop("orders", "g", limit=limit, invisible_ms=invisible_ms)
             history.open_pops.append(core.ask(Kind.POP, request, settle=False))
         case "ack" if history.held:
-            one = history.held.pop(rng.randrange(len(history.held)))
-            request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
-            history.open_acks.append((one.head, core.ask(Kind.ACK, request, settle=False)))
+            delivery = history.held.pop(rng.randrange(len(history.held)))
+            request = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
+            history.open_acks.append((delivery.head, core.ask(Kind.ACK, request, settle=False)))
         case "change" if history.held:
-            one = history.held.pop(rng.randrange(len(history.held)))
-            change = hop.ChangeRequest("orders", "g", one.handle, rng.randrange(5_000))
+            delivery = history.held.pop(rng.randrange(len(history.held)))
+            change = hop.ChangeRequest("orders", "g", delivery.handle, rng.randrange(5_000))
             core.ask(Kind.CHANGE, hop.encode_change(change), settle=False)
         case "tick":
             core.tick()
@@ -125,11 +125,11 @@ def drain(core: CoreBroker, history: History) -> set[bytes]:
     while quiet < 3:
         deliveries = core.receive("orders", "g", invisible_ms=3_000)
         history.take(deliveries)
-        for one in deliveries:
-            seen.add(one.head)
-            (result,) = core.ack("orders", "g", one.handle)
+        for delivery in deliveries:
+            seen.add(delivery.head)
+            (result,) = core.ack("orders", "g", delivery.handle)
             if result.code == Code.OK:
-                history.ack_ok.add(one.head)
+                history.ack_ok.add(delivery.head)
         quiet = 0 if deliveries else quiet + 1
         if not deliveries:
             core.advance(12_000)
@@ -196,9 +196,9 @@ def test_no_answer_leaves_before_the_sync_that_covers_it() -> None:
     assert not popped.heard
     core.run_until_idle()
     assert popped.body is not None
-    (one,) = hop.decode_pop_reply(popped.body).deliveries
+    (deliveries,) = hop.decode_pop_reply(popped.body).deliveries
     ack = core.ask(
-        Kind.ACK, hop.encode_ack(hop.AckRequest("orders", "g", [one.handle])), settle=False
+        Kind.ACK, hop.encode_ack(hop.AckRequest("orders", "g", [deliveries.handle])), settle=False
     )
     assert not ack.heard
     core.run_until_idle()

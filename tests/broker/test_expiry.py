@@ -36,9 +36,12 @@ def put(
 
 
 def test_a_time_of_birth_and_a_host_that_look_like_a_deadline_stay_whole_in_a_dead_letter() -> None:
-    made = api.SystemProperties(message_id="m", born_host="node-1")
-    made.born_timestamp.seconds, made.born_timestamp.nanos = 1_795_384_940, 131_100_000
-    properties = made.SerializeToString()
+    system_property = api.SystemProperties(message_id="m", born_host="node-1")
+    system_property.born_timestamp.seconds, system_property.born_timestamp.nanos = (
+        1_795_384_940,
+        131_100_000,
+    )
+    properties = system_property.SerializeToString()
     assert properties[-10:-8] == b"\xc1\x3e", "the tag of a deadline"
     assert expiry.deadline_of(properties) == 0
     assert expiry.without_deadline(properties) == properties
@@ -90,8 +93,8 @@ def test_a_message_is_received_until_its_deadline_and_never_after(
     core.send("orders", b"stays", tag="t", queue_id=0)
     core.advance(FOR_MS)
     assert bodies(receive(core)) == [b"stays"]
-    assert core.broker.pops.metrics.expired == 1
-    assert core.broker.pops.metrics.filtered == 0
+    assert core.broker.pop.service.metrics.expired == 1
+    assert core.broker.pop.service.metrics.filtered == 0
 
 
 def test_one_that_came_back_does_not_come_again_when_its_deadline_is_over(
@@ -107,16 +110,16 @@ def test_one_that_came_back_does_not_come_again_when_its_deadline_is_over(
 
 def test_what_was_received_in_time_can_be_acked_and_renewed_later(core: CoreBroker) -> None:
     put(core, b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=2 * FOR_MS)
+    (delivery,) = core.receive("orders", "g", invisible_ms=2 * FOR_MS)
     core.advance(FOR_MS + 1)
-    handle = core.change("orders", "g", one.handle, 60_000)
+    handle = core.change("orders", "g", delivery.handle, 60_000)
     assert core.ack("orders", "g", handle)[0].code == Code.OK
 
 
 def test_a_dead_letter_waits_for_a_person_and_has_no_deadline(core: CoreBroker) -> None:
     put(core, b"one")
-    (one,) = core.receive("orders", "g")
-    assert core.reject("orders", "g", one.handle).code == Code.OK
+    (delivery,) = core.receive("orders", "g")
+    assert core.reject("orders", "g", delivery.handle).code == Code.OK
     core.advance(10 * FOR_MS)
     assert bodies(core.receive("%DLQ%g", "readers")) == [b"one"]
 
@@ -133,7 +136,7 @@ def test_a_delayed_message_keeps_its_deadline_whether_it_waited_or_not(due_ms: i
     put(core, b"old", topic="later", kind=MessageType.DELAY, due_ms=due_ms)
     core.advance(FOR_MS)
     assert core.receive("later", "g") == []
-    assert core.broker.pops.metrics.expired == 1
+    assert core.broker.pop.service.metrics.expired == 1
 
 
 def test_a_pull_consumer_reads_past_what_expired(core: CoreBroker) -> None:
@@ -142,7 +145,7 @@ def test_a_pull_consumer_reads_past_what_expired(core: CoreBroker) -> None:
     core.advance(FOR_MS)
     topic = core.broker.registry.find_topic("orders")
     assert topic is not None
-    pulled = core.broker.pulls.read(PullParams(topic, 0, 32, EVERYTHING, 1 << 20), 0)
+    pulled = core.broker.operations.pulls.read(PullParams(topic, 0, 32, EVERYTHING, 1 << 20), 0)
     assert [message.head for _, message in pulled.messages] == [b"stays"]
     assert pulled.next_offset == 2
 
@@ -155,6 +158,6 @@ def test_messages_without_a_deadline_have_no_token_and_their_records_are_as_befo
     topic = core.broker.registry.find_topic("orders")
     assert topic is not None
     units = core.broker.store.queue(topic.id, 0).units(0, 2)
-    plain, one = core.broker.store.reader.read(list(units))
+    plain, entry = core.broker.store.reader.read(list(units))
     assert plain.any_token is None  # type: ignore[union-attr]
-    assert one.any_token == expiry.ExpiryToken()  # type: ignore[union-attr]
+    assert entry.any_token == expiry.ExpiryToken()  # type: ignore[union-attr]

@@ -28,10 +28,10 @@ from popmq.testing.harness.core_broker import CoreBroker, pop
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders", queues=2)
-    made.group("g", max_attempts=3)
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", queues=2)
+    broker.group("g", max_attempts=3)
+    return broker
 
 
 def send(core: CoreBroker, message_id: str, tag: str = "", queue_id: int = 0) -> None:
@@ -88,8 +88,8 @@ def test_a_delivered_message_is_invisible_until_a_time_by_a_client(core: CoreBro
 
 def test_a_change_moves_the_time_and_is_a_proof(core: CoreBroker) -> None:
     send(core, "A")
-    (one,) = core.receive("orders", "g", invisible_ms=30_000)
-    handle = core.change("orders", "g", one.handle, 60_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=30_000)
+    handle = core.change("orders", "g", delivery.handle, 60_000)
     core.advance(1_000)
     core.change("orders", "g", handle, 90_000)
     held = told(core, "A")
@@ -103,7 +103,7 @@ def test_an_acked_message_is_acked_also_when_memory_has_forgotten_it(core: CoreB
     deliveries = core.receive("orders", "g")
     core.advance(100)
     acked_ms = core.clock.wall_ms()
-    core.ack("orders", "g", *(one.handle for one in deliveries))
+    core.ack("orders", "g", *(delivery.handle for delivery in deliveries))
     for _ in range(2):
         acked = told(core, "M7")
         assert (acked.state, acked.since_ms) == ("ACKED", acked_ms)
@@ -135,8 +135,8 @@ def test_a_retried_message_is_followed_through_its_copies(core: CoreBroker) -> N
 
 def test_a_dead_letter_says_why_and_its_redriven_copy_goes_on(core: CoreBroker) -> None:
     send(core, "A")
-    (one,) = core.receive("orders", "g")
-    core.reject("orders", "g", one.handle)
+    (delivery,) = core.receive("orders", "g")
+    core.reject("orders", "g", delivery.handle)
     dead = told(core, "A")
     assert (dead.state, dead.attempt) == ("DEAD_LETTERED", 1)
     assert "rejected" in dead.text
@@ -226,7 +226,7 @@ def test_every_group_that_reads_the_topic_is_told_of(core: CoreBroker) -> None:
     core.receive("orders", "g")
     core.ack("orders", "h", core.receive("orders", "h")[0].handle)
     (message,) = ask(core, "A").messages
-    assert [(one.group, one.state) for one in message.groups] == [
+    assert [(group.group, group.state) for group in message.groups] == [
         ("g", "INVISIBLE"),
         ("h", "ACKED"),
     ]
@@ -237,7 +237,7 @@ def test_a_message_sent_twice_under_one_id_is_two_messages(core: CoreBroker) -> 
     send(core, "A", queue_id=0)
     send(core, "A", queue_id=1)
     core.reply(Kind.POP, pop("orders", "g", queue_id=1))
-    states = {one.queue_id: one.groups[0].state for one in ask(core, "A", "g").messages}
+    states = {message.queue_id: message.groups[0].state for message in ask(core, "A", "g").messages}
     assert states == {0: "READY", 1: "INVISIBLE"}
 
 
@@ -265,7 +265,7 @@ def test_a_part_that_holds_a_message_back_names_its_state(core: CoreBroker) -> N
             State.BLOCKED, 5, "key k has an older message in flight", "when that ends"
         )
 
-    core.broker.explainer.holds.append(hold)
+    core.broker.diagnostics.explainer.holds.append(hold)
     blocked = told(core, "A")
     assert (blocked.state, blocked.since_ms) == ("BLOCKED", 5)
     assert "key k" in blocked.text
@@ -296,8 +296,8 @@ def test_a_scan_stops_at_its_bound_and_says_so(
     core: CoreBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(core, "A")
-    (one,) = core.receive("orders", "g", limit=1)
-    core.ack("orders", "g", one.handle)
+    (delivery,) = core.receive("orders", "g", limit=1)
+    core.ack("orders", "g", delivery.handle)
     core.advance(OUTCOME_MS + 60_000)
     monkeypatch.setattr(evidence, "RECORDS_LIMIT", 0)
     unknown = told(core, "A")
@@ -340,8 +340,8 @@ def test_an_answer_waits_for_what_memory_knows_to_be_confirmed(core: CoreBroker)
 def test_what_happened_before_a_reset_to_an_older_place_does_not_count(core: CoreBroker) -> None:
     send(core, "A", tag="red")
     send(core, "B", tag="blue")
-    for one in core.receive("orders", "g"):
-        core.ack("orders", "g", one.handle)
+    for delivery in core.receive("orders", "g"):
+        core.ack("orders", "g", delivery.handle)
     reset(core, oldest=True)
     core.reply(Kind.POP, pop("orders", "g", expression="blue"))
     assert told(core, "A").state == "FILTERED"
@@ -355,7 +355,7 @@ def test_a_long_log_is_searched_in_steps(core: CoreBroker) -> None:
     for number in range(1_500):
         send(core, f"M{number}")
     while batch := core.receive("orders", "g"):
-        core.ack("orders", "g", *(one.handle for one in batch))
+        core.ack("orders", "g", *(delivery.handle for delivery in batch))
     request = pb.ExplainRequest(message_id="A", group="g")
     answer = core.ask(Kind.EXPLAIN, request.SerializeToString(), settle=False)
     steps = 0
@@ -370,8 +370,8 @@ def test_a_long_log_is_searched_in_steps(core: CoreBroker) -> None:
 
 def test_a_damaged_record_of_the_revive_topic_proves_nothing(core: CoreBroker) -> None:
     send(core, "A")
-    (one,) = core.receive("orders", "g")
-    core.ack("orders", "g", one.handle)
+    (delivery,) = core.receive("orders", "g")
+    core.ack("orders", "g", delivery.handle)
     core.advance(OUTCOME_MS + 60_000)
     core.run_steps()
     assert told(core, "A").state == "ACKED"

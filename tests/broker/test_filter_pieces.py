@@ -22,27 +22,27 @@ def entry(queue_id: int, number: int, tag: str, kind: MessageType) -> PutEntry:
 
 @pytest.fixture(params=[GroupType.NORMAL, GroupType.FIFO])
 def core(request: pytest.FixtureRequest) -> CoreBroker:
-    made = CoreBroker()
+    broker = CoreBroker()
     kind = MessageType.FIFO if request.param is GroupType.FIFO else MessageType.NORMAL
-    made.topic("orders", queues=QUEUES, type=kind)
-    made.topic("others", queues=1)
-    made.group("g", type=request.param)
+    broker.topic("orders", queues=QUEUES, type=kind)
+    broker.topic("others", queues=1)
+    broker.group("g", type=request.param)
     for queue_id in range(QUEUES):
         entries = [entry(queue_id, number, "A", kind) for number in range(FOREIGN)]
-        made.reply(Kind.PUT, hop.encode_put(PutRequest("orders", entries)))
-    wanted = [entry(QUEUES - 1, FOREIGN, "B", kind)]
-    made.reply(Kind.PUT, hop.encode_put(PutRequest("orders", wanted)))
-    return made
+        broker.reply(Kind.PUT, hop.encode_put(PutRequest("orders", entries)))
+    expected = [entry(QUEUES - 1, FOREIGN, "B", kind)]
+    broker.reply(Kind.PUT, hop.encode_put(PutRequest("orders", expected)))
+    return broker
 
 
 def looked_at(core: CoreBroker) -> list[int]:
     """How many messages of each queue the group has passed, by queue."""
     group, topic = core.broker.registry.group("g"), core.broker.registry.topic("orders")
-    found = []
+    cursors = []
     for queue_id in range(QUEUES):
         progress = core.broker.table.progress(group.id, topic.id, queue_id)
-        found.append(progress.cursor if progress else 0)
-    return found
+        cursors.append(progress.cursor if progress else 0)
+    return cursors
 
 
 def ask(core: CoreBroker, *, poll_ms: int = 0) -> Answer:
@@ -50,6 +50,7 @@ def ask(core: CoreBroker, *, poll_ms: int = 0) -> Answer:
     return core.ask(Kind.POP, request, settle=False)
 
 
+@pytest.mark.more
 def test_one_piece_looks_at_so_many_units_in_all_and_at_every_queue(core: CoreBroker) -> None:
     ask(core, poll_ms=5_000)
     passed = looked_at(core)
@@ -69,7 +70,7 @@ def test_a_receive_that_waits_finds_what_lies_behind_in_later_steps(core: CoreBr
         before = looked_at(core)
     assert steps >= QUEUES * FOREIGN // SCAN_UNITS - 1
     assert answer.body is not None
-    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == [b"300"]
+    assert [delivery.head for delivery in hop.decode_pop_reply(answer.body).deliveries] == [b"300"]
 
 
 def test_a_receive_that_does_not_wait_looks_on_between_the_requests_of_others(
@@ -78,7 +79,7 @@ def test_a_receive_that_does_not_wait_looks_on_between_the_requests_of_others(
     answer = ask(core)
     core.send("others", b"x")  # settles: all of its turns have come
     assert answer.body is not None
-    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == [b"300"]
+    assert [delivery.head for delivery in hop.decode_pop_reply(answer.body).deliveries] == [b"300"]
     group = core.broker.registry.group("g")
     core.broker.registry.delete_group(group.name)
     core.group("g", type=group.type)

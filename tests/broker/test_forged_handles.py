@@ -1,14 +1,18 @@
 """Handles that a client made up or changed, with a check that is right: nothing comes of them."""
 
+import random
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from pathlib import Path
 from typing import cast
 
 import pytest
 from crc32c import crc32c
 
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Delivery
+from popmq.common.settings.settings import BrokerSettings, Settings
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.core_broker import CoreBroker
@@ -46,9 +50,9 @@ def delivered(type: GroupType, check_points: CheckPoints) -> tuple[CoreBroker, l
     for number in range(8):
         core.send("orders", b"%d" % number, message_group="k" if type is GroupType.FIFO else "")
     before = core.receive("orders", "g", limit=5)
-    core.ack("orders", "g", *(one.handle for one in before))
+    core.ack("orders", "g", *(delivery.handle for delivery in before))
     got = core.receive("orders", "g")
-    assert [one.head for one in got] == [b"5", b"6", b"7"]
+    assert [delivery.head for delivery in got] == [b"5", b"6", b"7"]
     return core, got
 
 
@@ -56,9 +60,9 @@ def refused(core: CoreBroker, handle: bytes) -> None:
     (result,) = core.ack("orders", "g", handle)
     assert result.code == Code.INVALID_RECEIPT_HANDLE
     assert core.reject("orders", "g", handle).code == Code.INVALID_RECEIPT_HANDLE
-    with pytest.raises(PopmqError) as told:
+    with pytest.raises(PopmqError) as error_info:
         core.change("orders", "g", handle, 1_000)
-    assert told.value.code == Code.INVALID_RECEIPT_HANDLE
+    assert error_info.value.code == Code.INVALID_RECEIPT_HANDLE
 
 
 @kinds
@@ -67,16 +71,16 @@ def test_a_handle_that_names_another_offset_or_member_is_refused_and_nothing_is_
 ) -> None:
     core, got = delivered(type, check_points)
     end = core.broker.store.end
-    for member, one in enumerate(got):
+    for member, delivery in enumerate(got):
         for offset in (0, 4, 5, 6, 7, 8, 69, 1 << 40, (1 << 64) - 1):
             if offset != 5 + member:
-                refused(core, renamed(one.handle, offset, member))
+                refused(core, renamed(delivery.handle, offset, member))
         for other in (3, 40, 63, 64, 255):
-            refused(core, renamed(one.handle, 5 + member, other))
-            refused(core, renamed(one.handle, 5 + other, other))
+            refused(core, renamed(delivery.handle, 5 + member, other))
+            refused(core, renamed(delivery.handle, 5 + other, other))
     assert core.broker.store.end == end
-    for one in got:
-        assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    for delivery in got:
+        assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     cast(LyingDisk, core.disk).restore_power()
     core.start()
     core.advance(120_000)
@@ -89,7 +93,7 @@ def test_a_handle_with_any_bit_changed_and_a_check_that_fits_is_refused(
 ) -> None:
     """Its topic, group, queue, attempt, check point, offset and member: none can be made up."""
     core, got = delivered(type, check_points)
-    handles = {one.handle for one in got}
+    handles = {delivery.handle for delivery in got}
     end = core.broker.store.end
     for at in range(2, len(raw(got[0].handle)) - 4):
         for bit in range(8):
@@ -100,3 +104,18 @@ def test_a_handle_with_any_bit_changed_and_a_check_that_fits_is_refused(
             (result,) = core.ack("orders", "g", handle)
             assert result.code == Code.INVALID_RECEIPT_HANDLE, (at, bit)
     assert core.broker.store.end == end
+
+
+async def test_keys_and_ids_come_from_the_system_and_visible_choices_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """Whoever sees which queues come first may know the whole state of that generator."""
+    process = BrokerProcess(Settings(broker=BrokerSettings(data=str(tmp_path))))
+    try:
+        await process.start()
+        keys, choices = process.broker.rng, process.broker.pop.service._rng
+        assert isinstance(keys, random.SystemRandom)
+        assert not isinstance(choices, random.SystemRandom)
+        assert len(process.broker.registry.signing_keys.newest.secret) == 32
+    finally:
+        await process.stop()

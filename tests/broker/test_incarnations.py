@@ -41,7 +41,7 @@ def receive(broker: CoreBroker, topic_id: int, group_id: int) -> list[bytes]:
     plain = hop.decode_pop(pop("orders", "g"))
     body = hop.encode_pop(plain._replace(topic_id=topic_id, group_id=group_id))
     reply = hop.decode_pop_reply(broker.reply(Kind.POP, body))
-    return [one.head for one in reply.deliveries]
+    return [delivery.head for delivery in reply.deliveries]
 
 
 def test_a_message_for_the_new_topic_is_not_stored_in_the_old_one() -> None:
@@ -126,7 +126,7 @@ def test_half_messages_and_timers_of_the_old_topic_never_reach_the_new_one() -> 
     delayed = PutEntry(MessageType.DELAY, b"delayed", b"", due_ms=-5_000)
     request = PutRequest("mixed", [half, delayed], topic_id=mixed.id)
     results = hop.decode_put_reply(two.other.reply(Kind.PUT, hop.encode_put(request)))
-    assert [one.code for one in results] == [Code.OK, Code.OK]
+    assert [result.code for result in results] == [Code.OK, Code.OK]
     two.owner.broker.registry.delete_topic("mixed")
     two.owner.topic("mixed", type=MessageType.MIXED)
     two.follow()
@@ -144,7 +144,7 @@ def test_a_group_that_was_made_again_reads_no_retries_of_the_old_one() -> None:
     two = Recreated()
     two.other.advance(70_000)  # the delivery comes back, by way of a retry topic
     registry = two.other.broker.registry
-    assert [one.name for one in registry.topics()] == ["%RETRY%g+orders", "orders"]
+    assert [topic.name for topic in registry.topics()] == ["%RETRY%g+orders", "orders"]
     two.follow(ASK_MS)
-    assert [one.name for one in registry.topics()] == ["orders"]
+    assert [topic.name for topic in registry.topics()] == ["orders"]
     assert two.other.receive("orders", "g") == []

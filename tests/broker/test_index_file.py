@@ -80,10 +80,10 @@ class Indexed:
 def test_a_key_leads_to_its_messages_newest_first() -> None:
     indexed = Indexed()
     positions = [indexed.put("a" if number % 3 else "b") for number in range(200)]
-    wanted = [position for number, position in enumerate(positions) if number % 3]
-    assert indexed.found("a") == wanted[::-1]
+    expected = [position for number, position in enumerate(positions) if number % 3]
+    assert indexed.found("a") == expected[::-1]
     indexed.run()
-    assert indexed.found("a") == wanted[::-1]
+    assert indexed.found("a") == expected[::-1]
 
 
 def test_ids_and_keys_and_topics_are_told_apart() -> None:
@@ -280,6 +280,7 @@ def add_strangers(indexed: Indexed) -> None:
         indexed.disk.open(f"index/{name}", create=True).write(b"popmqidx" + bytes(100), 0)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "trouble",
     [lose_oldest, lose_middle, lose_newest, lose_all, garble_headers, shorten_all, add_strangers],
@@ -330,12 +331,12 @@ def test_files_below_the_start_of_the_log_are_deleted_and_the_rest_still_loads()
     indexed.run()
     assert len(indexed.names()) < before
     kept = [position for position in range(0, 1000 * SIZE, SIZE) if position >= start]
-    wanted = [position for position in kept if position // SIZE % 7 == 3][::-1]
-    assert indexed.found("key-3") == wanted
+    expected = [position for position in kept if position // SIZE % 7 == 3][::-1]
+    assert indexed.found("key-3") == expected
     indexed.index.close()
     indexed.start(log_start=start)
     assert indexed.loaded_to == 1000 * SIZE
-    assert indexed.found("key-3") == wanted
+    assert indexed.found("key-3") == expected
 
 
 def test_an_index_that_knows_more_than_the_log_is_cut_and_filled_again() -> None:

@@ -63,20 +63,20 @@ def latency(core: CoreBroker, group: str, body: bytes) -> tuple[int, int]:
         core.tick()
         calls += 1
         assert calls < 1_000, "never delivered"
-    (one,) = got(waiting)
-    assert one.head == body
+    (delivery,) = got(waiting)
+    assert delivery.head == body
     taken_ms = core.clock.boot_ms() - began_ms
     core.run_until_idle()
-    core.ack("orders", group, one.handle)
+    core.ack("orders", group, delivery.handle)
     return taken_ms, calls
 
 
 def latencies(core: CoreBroker, group: str = "g") -> list[tuple[int, int]]:
-    found = []
+    found_latencies = []
     for number in range(20):
-        found.append(latency(core, group, b"timed %d" % number))
+        found_latencies.append(latency(core, group, b"timed %d" % number))
         tick(core)
-    return found
+    return found_latencies
 
 
 def quiet(kind: GroupType = GroupType.NORMAL) -> CoreBroker:
@@ -98,7 +98,7 @@ def test_a_consumer_that_never_acks_does_not_slow_other_groups() -> None:
     while beside.receive("orders", "stuck", invisible_ms=3_600_000):
         pass
     while read := beside.receive("orders", "g"):
-        beside.ack("orders", "g", *(one.handle for one in read))
+        beside.ack("orders", "g", *(delivery.handle for delivery in read))
     assert beside.broker.table.in_flight == 2_000
     assert latencies(beside) == latencies(alone)
     assert latencies(alone)[0][0] == 0  # milliseconds
@@ -153,10 +153,10 @@ def test_there_is_no_gap_when_consumers_come_and_go() -> None:
             newcomer = wait(core, limit=1)
         began_ms = core.clock.boot_ms()
         core.send("orders", b"%d" % number)
-        (one,) = got(staying)
-        assert one.head == b"%d" % number
+        (delivery,) = got(staying)
+        assert delivery.head == b"%d" % number
         assert core.clock.boot_ms() == began_ms, "it waited"
-        core.ack("orders", "g", one.handle)
+        core.ack("orders", "g", delivery.handle)
         staying, delivered = newcomer, delivered + 1
     assert delivered == 50
 
@@ -169,7 +169,7 @@ def test_more_consumers_than_queues_all_get_messages() -> None:
     began_ms = core.clock.boot_ms()
     for number in range(20):
         core.send("orders", b"%d" % number)
-    heads = [one.head for answer in waiting for one in got(answer)]
+    heads = [delivery.head for answer in waiting for delivery in got(answer)]
     assert sorted(heads) == sorted(b"%d" % number for number in range(20))
     assert core.clock.boot_ms() == began_ms
 
@@ -181,20 +181,22 @@ def test_no_stuck_client_holds_a_queue() -> None:
     stuck = core.receive("orders", "g", limit=4, invisible_ms=5_000, client_id="stuck")
     began_ms = core.clock.boot_ms()
     # The rest of the very same queue is the others', now and for as long as it is stuck.
-    assert [one.head for one in core.receive("orders", "g", client_id="other")] == [
+    assert [entry.head for entry in core.receive("orders", "g", client_id="other")] == [
         b"%d" % number for number in range(4, 10)
     ]
     for number in range(10, 15):
         core.send("orders", b"%d" % number)
-        (one,) = core.receive("orders", "g", client_id="other")
-        assert one.head == b"%d" % number
+        (delivery,) = core.receive("orders", "g", client_id="other")
+        assert delivery.head == b"%d" % number
     assert core.clock.boot_ms() == began_ms
     # What it held is theirs when its time is over, and not before.
     core.advance(4_900)
     assert core.receive("orders", "g", client_id="other") == []
     core.advance(150)
     back = core.receive("orders", "g", client_id="other")
-    assert sorted((one.head, one.attempt) for one in back) == [(one.head, 2) for one in stuck]
+    assert sorted((entry.head, entry.attempt) for entry in back) == [
+        (entry.head, 2) for entry in stuck
+    ]
 
 
 # -- receives that wait
@@ -209,8 +211,8 @@ def crowd() -> tuple[CoreBroker, list[Answer]]:
         core.group(f"g{number}")
     core.send("orders", b"old", tag="B")
     for number in range(20):
-        (one,) = core.receive("orders", f"g{number}")
-        core.ack("orders", f"g{number}", one.handle)
+        (delivery,) = core.receive("orders", f"g{number}")
+        core.ack("orders", f"g{number}", delivery.handle)
     waiting = [
         wait(core, f"g{number % 20}", expression="A" if number // 20 % 2 else "")
         for number in range(WAITERS)
@@ -227,11 +229,11 @@ def test_ten_thousand_idle_receives_cost_no_reads(
     while core.broker.step():
         core.run_until_idle()
     reads.clear()
-    pops = core.broker.pops.metrics.pops
+    pops = core.broker.pop.service.metrics.pops
     end, flushes = core.broker.store.end, core.broker.store.metrics.flushes
     for _ in range(2_000):
         tick(core)
-    assert core.broker.pops.metrics.pops == pops
+    assert core.broker.pop.service.metrics.pops == pops
     assert reads == []
     assert (core.broker.store.end, core.broker.store.metrics.flushes) == (end, flushes)
     assert not any(answer.heard for answer in waiting)
@@ -242,15 +244,16 @@ def test_an_arrival_wakes_one_receive_of_each_group_at_once(
     crowd: tuple[CoreBroker, list[Answer]],
 ) -> None:
     core, waiting = crowd
-    pops, began_ms = core.broker.pops.metrics.pops, core.clock.boot_ms()
+    pops, began_ms = core.broker.pop.service.metrics.pops, core.clock.boot_ms()
     core.send("orders", b"for all", tag="A")
     assert core.clock.boot_ms() == began_ms
     woken = [number for number, answer in enumerate(waiting) if answer.heard]
     assert sorted(number % 20 for number in woken) == list(range(20))
     # One pop for the message, and one miss of each of the two filters.
-    assert core.broker.pops.metrics.pops - pops <= 20 * 3
+    assert core.broker.pop.service.metrics.pops - pops <= 20 * 3
 
 
+@pytest.mark.more
 def test_an_arrival_wakes_only_receives_whose_filter_it_matches(
     crowd: tuple[CoreBroker, list[Answer]],
 ) -> None:
@@ -271,8 +274,8 @@ def test_a_retry_wakes_a_receive_that_waits_within_one_tick() -> None:
         tick(core)
         assert not waiting.heard
     tick(core)
-    (one,) = got(waiting)
-    assert (one.head, one.attempt) == (b"one", 2)
+    (delivery,) = got(waiting)
+    assert (delivery.head, delivery.attempt) == (b"one", 2)
 
 
 @pytest.mark.parametrize("how", ["ack", "expiry"])
@@ -292,4 +295,4 @@ def test_an_unlock_wakes_a_receive_that_waits_within_one_tick(how: str) -> None:
             assert not waiting.heard
         expected = [(b"first", 2), (b"next", 1)]
     tick(core)
-    assert [(one.head, one.attempt) for one in got(waiting)] == expected
+    assert [(delivery.head, delivery.attempt) for delivery in got(waiting)] == expected

@@ -46,7 +46,7 @@ def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
     core.tick()
     assert (first.left, second.left) == (1, 2)
     core.run_until_idle()
-    assert [one.body for one in answers] == [b"done", b"done"]
+    assert [answer.body for answer in answers] == [b"done", b"done"]
     assert runner.running == 0
 
 
@@ -63,8 +63,8 @@ def test_a_job_sees_an_ack_that_waits_for_its_record() -> None:
     core = CoreBroker()
     core.topic("orders", queues=1)
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    (delivery,) = core.receive("orders", "g")
+    request = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
     core.ask(Kind.ACK, request, settle=False)
     seen: list[int] = []
 

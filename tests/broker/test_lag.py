@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from popmq.broker.diagnostics.lag import Lag, top_lags
+from popmq.broker.diagnostics.lag_monitor import NAME_BYTES, PAIRS_LIMIT
 from popmq.broker.node import metrics
-from popmq.broker.node.metrics import CONSUMER_PAIRS_LIMIT, broker_metrics
+from popmq.broker.node.metrics import broker_metrics
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Delivery, Kind
@@ -18,10 +19,10 @@ from popmq.testing.harness.core_broker import CoreBroker, pop
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders", queues=2)
-    made.group("g", max_attempts=3)
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", queues=2)
+    broker.group("g", max_attempts=3)
+    return broker
 
 
 def ask(core: CoreBroker, group: str = "", topic: str = "") -> pb.LagReply:
@@ -35,12 +36,24 @@ def only(core: CoreBroker, group: str = "g", topic: str = "orders") -> pb.Lag:
 
 
 def metric(core: CoreBroker, name: str, group: str = "g") -> float:
-    (found,) = [
-        one.value
-        for one in broker_metrics(core.broker)
-        if one.name == name and one.labels.get("group") == group
+    (values,) = [
+        item.value
+        for item in broker_metrics(core.broker)
+        if item.name == name and item.labels.get("group") == group
     ]
-    return found
+    return values
+
+
+def test_lag_counts_what_was_stored_and_delivered_since_the_start(core: CoreBroker) -> None:
+    core.topic("unread")
+    for number in range(5):
+        core.send("orders", b"%d" % number)
+    core.send("unread", b"x")
+    core.receive("orders", "g", limit=3)
+    assert only(core).delivered == 3
+    stored = {(row.topic, row.stored) for row in ask(core).stored}
+    assert stored == {("orders", 5), ("unread", 1)}
+    assert [row.topic for row in ask(core, topic="unread").stored] == ["unread"]
 
 
 def test_lag_is_what_was_not_popped_and_what_is_in_flight(core: CoreBroker) -> None:
@@ -49,7 +62,7 @@ def test_lag_is_what_was_not_popped_and_what_is_in_flight(core: CoreBroker) -> N
     taken = core.receive("orders", "g", limit=4)
     lag = only(core)
     assert (lag.ready, lag.in_flight, lag.retries) == (6, 4, 0)
-    core.ack("orders", "g", *(one.handle for one in taken[:3]))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken[:3]))
     lag = only(core)
     assert (lag.ready, lag.in_flight) == (6, 1)
     assert metric(core, "consumer_lag_messages") == 7
@@ -91,14 +104,14 @@ def test_retries_are_folded_under_the_base_topic(core: CoreBroker) -> None:
     assert len(core.receive("orders", "g", invisible_ms=1_000)) == 3
     lag = only(core)
     assert (lag.ready, lag.retries, lag.in_flight) == (0, 0, 3)
-    assert [one.topic for one in ask(core).lags] == ["orders"]
+    assert [lag.topic for lag in ask(core).lags] == ["orders"]
 
 
 def test_dead_letters_are_counted_by_group(core: CoreBroker) -> None:
     for number in range(2):
         core.send("orders", b"%d" % number)
-    for one in core.receive("orders", "g"):
-        core.reject("orders", "g", one.handle)
+    for delivery in core.receive("orders", "g"):
+        core.reject("orders", "g", delivery.handle)
     reply = ask(core)
     (dead,) = reply.dead_letters
     assert (dead.group, dead.stored, dead.redriven) == ("g", 2, 0)
@@ -151,10 +164,10 @@ def test_a_filter_by_group_or_topic_leaves_the_others_out(core: CoreBroker) -> N
     core.group("h")
     for group, topic in (("g", "orders"), ("g", "bills"), ("h", "bills")):
         core.receive(topic, group)
-    told = [(one.group, one.topic) for one in ask(core).lags]
-    assert told == [("g", "bills"), ("g", "orders"), ("h", "bills")]
-    assert [one.topic for one in ask(core, group="h").lags] == ["bills"]
-    assert [one.group for one in ask(core, topic="bills").lags] == ["g", "h"]
+    groups = [(lag.group, lag.topic) for lag in ask(core).lags]
+    assert groups == [("g", "bills"), ("g", "orders"), ("h", "bills")]
+    assert [lag.topic for lag in ask(core, group="h").lags] == ["bills"]
+    assert [lag.group for lag in ask(core, topic="bills").lags] == ["g", "h"]
 
 
 def test_unknown_names_are_refused(core: CoreBroker) -> None:
@@ -168,6 +181,7 @@ def test_unknown_names_are_refused(core: CoreBroker) -> None:
         assert caught.value.code == code
 
 
+@pytest.mark.more
 def test_lag_is_exact_in_random_histories_and_after_restarts() -> None:
     """Messages sent less messages ended is what lag says, whatever happened."""
     for seed in range(15):
@@ -186,8 +200,8 @@ def test_lag_is_exact_in_random_histories_and_after_restarts() -> None:
                 case 2:
                     held += core.receive("orders", "g", limit=3, invisible_ms=5_000)
                 case 3 if held:
-                    one = held.pop(rng.randrange(len(held)))
-                    acked += core.ack("orders", "g", one.handle)[0].code == Code.OK
+                    delivery = held.pop(rng.randrange(len(held)))
+                    acked += core.ack("orders", "g", delivery.handle)[0].code == Code.OK
                 case _:
                     core.advance(3_000)
             if number % 40 == 39:
@@ -195,7 +209,7 @@ def test_lag_is_exact_in_random_histories_and_after_restarts() -> None:
                 core.start()
             reply = ask(core, "g")
             (lag,) = reply.lags
-            dead = sum(one.stored for one in reply.dead_letters)
+            dead = sum(dead_letter.stored for dead_letter in reply.dead_letters)
             assert lag.ready + lag.in_flight == sent - acked - dead, (seed, number)
 
 
@@ -207,13 +221,13 @@ def test_of_many_pairs_the_metrics_name_those_with_the_most_to_do(
         core.receive(topic, "g")
         for _ in range(count):
             core.send(topic, b"x")
-    monkeypatch.setattr(metrics, "CONSUMER_PAIRS_LIMIT", 1)
-    found = {
-        (one.labels["group"], one.labels["topic"]): one.value
-        for one in broker_metrics(core.broker)
-        if one.name == "consumer_lag_messages"
+    monkeypatch.setattr(metrics, "PAIRS_LIMIT", 1)
+    values = {
+        (item.labels["group"], item.labels["topic"]): item.value
+        for item in broker_metrics(core.broker)
+        if item.name == "consumer_lag_messages"
     }
-    assert found == {("g", "orders"): 3, ("_others", "_others"): 1}
+    assert values == {("g", "orders"): 3, ("_others", "_others"): 1}
 
 
 def test_metrics_keep_a_bound_on_labels_and_lose_no_message() -> None:
@@ -221,8 +235,12 @@ def test_metrics_keep_a_bound_on_labels_and_lose_no_message() -> None:
         group = SubscriptionGroup(number, f"g{number}")
         return Lag(group, TopicConfig(number, "t"), ready=number % 7, in_flight=number)
 
-    every = [lag(number) for number in range(CONSUMER_PAIRS_LIMIT + 5)]
-    kept, rest = top_lags(every, CONSUMER_PAIRS_LIMIT)
-    assert (len(kept), len(rest)) == (CONSUMER_PAIRS_LIMIT, 5)
-    assert max(one.total for one in rest) <= min(one.total for one in kept)
-    assert top_lags(every[:3], 3) == (every[:3], [])
+    every = [lag(number) for number in range(PAIRS_LIMIT + 5)]
+    kept, rest = top_lags(every, PAIRS_LIMIT, NAME_BYTES)
+    assert (len(kept), len(rest)) == (PAIRS_LIMIT, 5)
+    assert max(lag.total for lag in rest) <= min(lag.total for lag in kept)
+    assert top_lags(every[:3], 3, NAME_BYTES) == (every[:3], [])
+    assert top_lags(every[:3], 3, 6) == (
+        every[1:3],
+        every[:1],
+    )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from broker.index_pieces import index_files
 
 from popmq.broker.log.store_checkpoint import (
     UNKNOWN,
@@ -38,10 +39,10 @@ DATA = SETTINGS.broker.data
 LOG, CHECKPOINT = f"{DATA}/commitlog", f"{DATA}/checkpoint"
 
 
-def filled(count: int, made: CoreBroker | None = None) -> CoreBroker:
+def filled(count: int, broker: CoreBroker | None = None) -> CoreBroker:
     """`count` messages of 3 KB, a checkpoint and a look of retention behind each."""
-    core = made or CoreBroker(settings=SETTINGS)
-    if made is None:
+    core = broker or CoreBroker(settings=SETTINGS)
+    if broker is None:
         core.topic("orders", queues=1)
     for number in range(count):
         core.send("orders", b"%05d" % number + bytes(3_000))
@@ -63,9 +64,9 @@ def starts(disk: LyingDisk) -> list[int]:
 
 
 def said(disk: LyingDisk) -> StoreCheckpoint:
-    found = read_checkpoint(disk, CHECKPOINT)
-    assert found is not None
-    return found
+    checkpoint = read_checkpoint(disk, CHECKPOINT)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def test_a_first_segment_that_somebody_removed_is_refused_also_behind_retention() -> None:
@@ -84,12 +85,12 @@ def test_a_first_segment_that_somebody_removed_is_refused_also_behind_retention(
 
 def test_retention_is_interrupted_at_any_operation_twice_and_nothing_is_missed() -> None:
     """The second crash comes in the start behind the first, or in the retention behind that."""
-    made = killed(filled(33))
-    before = starts(made)[0]
+    lying_disk = killed(filled(33))
+    before = starts(lying_disk)[0]
     seen = set()
     operations, whole = 0, False
     while not whole:
-        disk = deepcopy(made)
+        disk = deepcopy(lying_disk)
         core = CoreBroker(disk=disk, settings=SETTINGS)
         for _ in range(7):
             core.send("orders", bytes(3_000))
@@ -164,22 +165,22 @@ def test_a_checkpoint_that_is_being_written_meanwhile_says_the_same_start() -> N
     disk, jobs = LyingDisk(), InlineFlusher()
     keeper = CheckpointScheduler(disk, DATA, jobs, lambda error: None)
     keeper.log_start = 0
-    made = StoreCheckpoint(150, 3, 4)
+    checkpoint = StoreCheckpoint(150, 3, 4)
     keeper.log_starts_at(SEGMENT)
-    keeper.step(lambda: [], lambda: made, now_ms=20_000, wanted=True)
-    assert said(disk) == replace(made, durable=150, log_start=SEGMENT)
+    keeper.step(index_files(), lambda: checkpoint, now_ms=20_000, requested=True)
+    assert said(disk) == replace(checkpoint, durable=150, log_start=SEGMENT)
     keeper.lower()
     assert said(disk).log_start == SEGMENT
 
 
 def test_a_checkpoint_without_a_start_of_the_log_is_believed_for_the_rest() -> None:
     """As an older popmq wrote it; which in its turn reads no further."""
-    made = StoreCheckpoint(150, 3, 4, 200, SEGMENT, log_ms=5)
-    older = replace(made, log_ms=0)
-    for size, expected in ((48, replace(older, log_start=UNKNOWN)), (60, older), (72, made)):
-        assert read_checkpoint(disk_with(made.encode()[:size]), CHECKPOINT) == expected
+    checkpoint = StoreCheckpoint(150, 3, 4, 200, SEGMENT, log_ms=5)
+    older = replace(checkpoint, log_ms=0)
+    for size, expected in ((48, replace(older, log_start=UNKNOWN)), (60, older), (72, checkpoint)):
+        assert read_checkpoint(disk_with(checkpoint.encode()[:size]), CHECKPOINT) == expected
     for size in set(range(49, 72)) - {60}:
-        assert read_checkpoint(disk_with(made.encode()[:size]), CHECKPOINT) is None
+        assert read_checkpoint(disk_with(checkpoint.encode()[:size]), CHECKPOINT) is None
 
 
 def test_a_flipped_bit_of_the_start_of_the_log_is_found() -> None:
@@ -242,5 +243,5 @@ def test_a_checkpoint_that_is_lowered_while_retention_writes_another_stays_low()
     slow.go_on.set()
     retention.join(30)
     lowers.join(30)
-    found = said(disk)
-    assert (found.position, found.durable, found.log_start) == (0, 900, 100)
+    checkpoint = said(disk)
+    assert (checkpoint.position, checkpoint.durable, checkpoint.log_start) == (0, 900, 100)

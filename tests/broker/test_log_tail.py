@@ -17,36 +17,36 @@ def block(position: int, byte: int, size: int = 100) -> LogBlock:
 
 
 def log() -> CommitLog:
-    made = CommitLog(LyingDisk(), "log", segment_bytes=1 << 20)
-    made.tail = LogTail(1 << 20)
-    made.load()
-    return made
+    commit_log = CommitLog(LyingDisk(), "log", segment_bytes=1 << 20)
+    commit_log.tail = LogTail(1 << 20)
+    commit_log.load()
+    return commit_log
 
 
-def tail_of(made: CommitLog, position: int) -> bytes | None:
-    assert made.tail is not None
-    return made.tail.read(position, 1 << 20, 1 << 20)
+def tail_of(commit_log: CommitLog, position: int) -> bytes | None:
+    assert commit_log.tail is not None
+    return commit_log.tail.read(position, 1 << 20, 1 << 20)
 
 
 def test_a_slave_whose_end_was_cut_hands_on_what_it_got_instead() -> None:
-    made = log()
+    commit_log = log()
     for at, byte in ((0, 1), (100, 2), (200, 3)):
-        made.append_block(block(at, byte))
-    made.set_end(100)
-    assert tail_of(made, 100) is None
+        commit_log.append_block(block(at, byte))
+    commit_log.set_end(100)
+    assert tail_of(commit_log, 100) is None
     for at, byte in ((100, 7), (180, 8)):
-        made.append_block(block(at, byte, 80))
-    assert tail_of(made, 100) == bytes([7]) * 80 + bytes([8]) * 80
-    assert tail_of(made, 0) == bytes([1]) * 100 + bytes([7]) * 80 + bytes([8]) * 80
+        commit_log.append_block(block(at, byte, 80))
+    assert tail_of(commit_log, 100) == bytes([7]) * 80 + bytes([8]) * 80
+    assert tail_of(commit_log, 0) == bytes([1]) * 100 + bytes([7]) * 80 + bytes([8]) * 80
 
 
 def test_a_block_that_reaches_over_the_cut_keeps_its_front() -> None:
     """It may be nowhere else yet."""
-    made = log()
-    made.append_block(block(0, 1, 300))
-    made.set_end(120)
-    made.append_block(block(120, 2, 50))
-    assert tail_of(made, 0) == bytes([1]) * 120 + bytes([2]) * 50
+    commit_log = log()
+    commit_log.append_block(block(0, 1, 300))
+    commit_log.set_end(120)
+    commit_log.append_block(block(120, 2, 50))
+    assert tail_of(commit_log, 0) == bytes([1]) * 120 + bytes([2]) * 50
 
 
 def test_whatever_is_appended_and_cut_the_tail_is_the_log() -> None:
@@ -59,10 +59,10 @@ def test_whatever_is_appended_and_cut_the_tail_is_the_log() -> None:
             if rng.random() < 0.3:
                 cut = rng.choice(begins)
                 tail.cut(cut)
-                content, begins = content[:cut], [one for one in begins if one <= cut]
+                content, begins = content[:cut], [number for number in begins if number <= cut]
             piece = rng.randbytes(rng.randrange(1, 40))
             tail.add(len(content), piece)
             content += piece
             begins.append(len(content))
-        found = tail.read(0, 1 << 20, 1 << 20)
-        assert found == content
+        result = tail.read(0, 1 << 20, 1 << 20)
+        assert result == content

@@ -74,10 +74,10 @@ class Shop:
 
 @pytest.fixture
 def shop() -> Shop:
-    made = Shop()
-    made.core.topic("orders", queues=2)
-    made.core.topic("bills", queues=1)
-    return made
+    new_shop = Shop()
+    new_shop.core.topic("orders", queues=2)
+    new_shop.core.topic("bills", queues=1)
+    return new_shop
 
 
 def heads(findings: LookupResult) -> list[bytes]:
@@ -88,13 +88,13 @@ def test_a_message_is_found_by_its_id_with_everything_that_is_known_of_it(shop: 
     shop.send(b"first", message_id="01AA")
     shop.core.clock.advance(1500)
     shop.send(b"second", "k", message_id="01BB", queue=1)
-    (found,) = shop.ask(pb.FindMessagesRequest(topic="orders", message_id="01BB")).messages
-    assert (found.broker, found.topic) == (shop.core.settings.broker.name, "orders")
-    assert (found.queue_id, found.queue_offset, found.attempt) == (1, 0, 1)
-    assert found.stored_ms == START_MS + 1500
-    assert found.head == b"second"
-    assert api.SystemProperties.FromString(found.properties).keys == ["k"]
-    assert 0 < found.position < shop.core.broker.store.end
+    (message,) = shop.ask(pb.FindMessagesRequest(topic="orders", message_id="01BB")).messages
+    assert (message.broker, message.topic) == (shop.core.settings.broker.name, "orders")
+    assert (message.queue_id, message.queue_offset, message.attempt) == (1, 0, 1)
+    assert message.stored_ms == START_MS + 1500
+    assert message.head == b"second"
+    assert api.SystemProperties.FromString(message.properties).keys == ["k"]
+    assert 0 < message.position < shop.core.broker.store.end
 
 
 def test_messages_of_a_key_come_newest_first_and_of_their_topic_only(shop: Shop) -> None:
@@ -155,9 +155,9 @@ def test_a_reply_has_a_bound_in_bytes(shop: Shop) -> None:
     for _ in range(40):
         shop.send(bytes(250_000), "k")
     lookup = shop.lookup()
-    found = lookup.by_key(shop.id_of("orders"), "k")
-    assert 0 < len(found.messages) * 250_000 <= REPLY_BYTES
-    assert str(REPLY_BYTES) in found.incomplete
+    result = lookup.by_key(shop.id_of("orders"), "k")
+    assert 0 < len(result.messages) * 250_000 <= REPLY_BYTES
+    assert str(REPLY_BYTES) in result.incomplete
     row = lookup.at(shop.id_of("orders"), 0, 0, limit=64)
     assert 0 < len(row.messages) * 250_000 <= REPLY_BYTES
     assert row.incomplete
@@ -172,7 +172,7 @@ def test_a_key_is_looked_up_in_a_stretch_of_time(shop: Shop) -> None:
             topic="orders", key="k", begin_ms=START_MS + 10_000, end_ms=START_MS + 12_000
         )
     )
-    assert [found.head for found in reply.messages] == [b"12", b"11", b"10"]
+    assert [message.head for message in reply.messages] == [b"12", b"11", b"10"]
     assert not reply.incomplete
 
 
@@ -237,7 +237,7 @@ def test_a_retry_is_found_in_its_own_topic_with_its_attempt(shop: Shop) -> None:
     shop.core.receive("orders", "worker", invisible_ms=1000)
     shop.core.advance(5000)
     reply = shop.ask(pb.FindMessagesRequest(topic="%RETRY%worker+orders", key="k"))
-    assert [(found.head, found.attempt) for found in reply.messages] == [(b"again", 2)]
+    assert [(message.head, message.attempt) for message in reply.messages] == [(b"again", 2)]
 
 
 def test_messages_without_properties_harm_nobody(shop: Shop) -> None:
@@ -256,8 +256,8 @@ def test_what_was_found_before_a_crash_is_found_after_it() -> None:
         shop.send(b"%d" % number, f"key-{number % 10}")
     disk.restore_power()
     shop.core.start()
-    found = shop.lookup().by_key(shop.id_of("orders"), "key-3")
-    assert heads(found) == [b"%d" % number for number in range(93, 0, -10)]
+    result = shop.lookup().by_key(shop.id_of("orders"), "key-3")
+    assert heads(result) == [b"%d" % number for number in range(93, 0, -10)]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_topic_made_again_does_not_show_the_messages_of_the_old_one(shop: Shop
     shop.core.topic("orders", queues=2)
     shop.send(b"new", "k")
     reply = shop.ask(pb.FindMessagesRequest(topic="orders", key="k"))
-    assert [found.head for found in reply.messages] == [b"new"]
+    assert [message.head for message in reply.messages] == [b"new"]
 
 
 def test_a_damaged_message_is_passed_over_and_reported() -> None:
@@ -309,6 +309,6 @@ def test_a_damaged_message_is_passed_over_and_reported() -> None:
     (path,) = [f"data/commitlog/{name}" for name in disk.names("data/commitlog")]
     file = disk.open(path)
     file.write(b"XXXX", file.read(1 << 20, 0).index(b"body-1"))
-    found = lookup.by_key(shop.id_of("orders"), "k")
-    assert heads(found) == [b"body-2", b"body-0"]
-    assert "is damaged" in found.incomplete
+    result = lookup.by_key(shop.id_of("orders"), "k")
+    assert heads(result) == [b"body-2", b"body-0"]
+    assert "is damaged" in result.incomplete

@@ -32,8 +32,8 @@ class Deleting(Two):
         return self.owner.ask(Kind.CREATE_TOPIC, request.SerializeToString())
 
     def id_there(self) -> int:
-        found = self.other.broker.registry.find_topic("orders")
-        return found.id if found is not None else 0
+        topic = self.other.broker.registry.find_topic("orders")
+        return topic.id if topic is not None else 0
 
 
 def test_a_deletion_is_answered_when_every_broker_group_has_copied_it() -> None:
@@ -79,7 +79,7 @@ def test_a_send_after_a_deletion_and_a_creation_is_stored_in_the_new_topic() -> 
     two.follow()
     assert two.other.send("orders", b"acknowledged").code == Code.OK
     two.follow()
-    assert [one.head for one in two.other.receive("orders", "g")] == [b"acknowledged"]
+    assert [delivery.head for delivery in two.other.receive("orders", "g")] == [b"acknowledged"]
 
 
 def test_a_creation_waits_for_a_deletion_whose_answer_was_lost() -> None:

@@ -72,7 +72,7 @@ def test_a_name_that_is_asked_for_is_made_by_the_owner_and_copied_at_once() -> N
     two.follow(0)
     assert two.same()
     assert two.other.send("new", b"x").code == Code.OK
-    assert [one.head for one in two.other.receive("new", "readers")] == [b"x"]
+    assert [delivery.head for delivery in two.other.receive("new", "readers")] == [b"x"]
 
 
 def test_a_name_that_the_owner_may_not_make_stays_unknown() -> None:
@@ -117,17 +117,17 @@ def test_retry_topics_have_ids_of_their_own_that_no_copy_meets() -> None:
     two.other.advance(5_000)
     (again,) = two.other.receive("orders", "g")
     assert (delivery.attempt, again.attempt) == (1, 2)
-    retry = [one for one in two.other.broker.registry.topics() if one.name[0] == "%"]
-    assert [one.id for one in retry] == [FIRST_LOCAL_TOPIC_ID]
-    made = [two.owner.topic(f"t-{number}") for number in range(3)]
+    retry = [topic for topic in two.other.broker.registry.topics() if topic.name[0] == "%"]
+    assert [topic.id for topic in retry] == [FIRST_LOCAL_TOPIC_ID]
+    topics = [two.owner.topic(f"t-{number}") for number in range(3)]
     two.follow()
     assert two.same()
-    assert two.other.broker.registry.topic_by_id(made[-1].id) == made[-1]
+    assert two.other.broker.registry.topic_by_id(topics[-1].id) == topics[-1]
     two.other.stop()
     two.other.start()
     two.owner.broker.registry.delete_topic("orders")
     two.follow()
-    assert [one for one in two.other.broker.registry.topics() if one.name[0] == "%"] == []
+    assert [topic for topic in two.other.broker.registry.topics() if topic.name[0] == "%"] == []
 
 
 @pytest.mark.parametrize("done", range(6))
@@ -156,7 +156,7 @@ def test_a_group_with_topics_of_its_own_does_not_follow(caplog: pytest.LogCaptur
     two.follow()
     two.follow()
     assert two.other.broker.registry.owner == ""
-    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "topics are not followed"
     ]
 
@@ -199,9 +199,9 @@ def test_a_topic_with_message_groups_remembers_the_broker_groups_it_was_made_ove
         two.owner.reply(Kind.CREATE_TOPIC, request.SerializeToString())
     directory.set_cluster_groups(("broker-a", "broker-b", "broker-c"), now_ms=0)
     registry = two.owner.broker.registry
-    found = {name: registry.topic(name).brokers for name in ("fifo", "mixed", "normal")}
+    brokers = {name: registry.topic(name).brokers for name in ("fifo", "mixed", "normal")}
     both = ("broker-a", "broker-b")
-    assert found == {"fifo": both, "mixed": both, "normal": ()}
+    assert brokers == {"fifo": both, "mixed": both, "normal": ()}
     two.owner.stop()
     two.owner.start()
     assert two.owner.broker.registry.topic("fifo").brokers == both

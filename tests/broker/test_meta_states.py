@@ -26,7 +26,7 @@ def test_a_state_that_is_older_than_the_copy_is_not_followed() -> None:
     two.follow()
     two.owner.group("g")
     two.follow()
-    assert [one.head for one in two.other.receive("new", "g")] == [b"acknowledged"]
+    assert [delivery.head for delivery in two.other.receive("new", "g")] == [b"acknowledged"]
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -80,8 +80,8 @@ def test_an_id_that_an_owner_gives_again_after_it_lost_a_topic_is_another_topic(
     two.other.send("lost", b"of the lost topic")
     assert len(two.other.receive("lost", "lost-group")) == 1
     elected = named("broker-a")
-    made, group = elected.topic("other"), elected.group("g")
-    assert made.id == lost.id
+    topic, group = elected.topic("other"), elected.group("g")
+    assert topic.id == lost.id
     for _ in range(2):
         restart(elected)
     two.cut()
@@ -95,7 +95,7 @@ def test_an_id_that_an_owner_gives_again_after_it_lost_a_topic_is_another_topic(
         restart(two.other)
     two.follower = two.new_follower()
     two.other.send("other", b"new")
-    assert [one.head for one in two.other.receive("other", "g")] == [b"new"]
+    assert [delivery.head for delivery in two.other.receive("other", "g")] == [b"new"]
 
 
 def test_a_later_epoch_of_the_same_state_is_remembered() -> None:
@@ -119,9 +119,9 @@ def test_an_owner_from_before_epochs_is_followed_forwards_only() -> None:
     two.follow()
 
     def without_epoch(reply: bytes) -> bytes:
-        told = CopyMetaReply.FromString(reply)
-        told.epoch = 0
-        return told.SerializeToString()
+        decoded_reply = CopyMetaReply.FromString(reply)
+        decoded_reply.epoch = 0
+        return decoded_reply.SerializeToString()
 
     two.replaced(without_epoch(two.replies[0]))
     two.follow()

@@ -6,7 +6,7 @@ import pytest
 
 from popmq.broker.deliveries import group_topic_counts as pair_counts
 from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
-from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import CheckPointRecord
 from popmq.broker.deliveries.revive_buckets import ReviveBuckets
 from popmq.broker.diagnostics.lag_monitor import APART_MS, ASKED_MS
 from popmq.broker.node import metrics
@@ -26,16 +26,16 @@ def core() -> CoreBroker:
 
 
 def readings(core: CoreBroker, name: str) -> list[Metric]:
-    return [one for one in broker_metrics(core.broker) if one.name == name]
+    return [metric for metric in broker_metrics(core.broker) if metric.name == name]
 
 
 def by_labels(core: CoreBroker, name: str) -> dict[tuple[str, ...], float]:
-    return {tuple(one.labels.values()): one.value for one in readings(core, name)}
+    return {tuple(reading.labels.values()): reading.value for reading in readings(core, name)}
 
 
 def value(core: CoreBroker, name: str) -> float:
-    (found,) = readings(core, name)
-    return found.value
+    (metric,) = readings(core, name)
+    return metric.value
 
 
 def put(body: bytes) -> bytes:
@@ -55,7 +55,7 @@ def test_deliveries_and_acks_are_counted_for_each_group_and_topic(core: CoreBrok
         core.send("orders", b"%d" % number)
     first = core.receive("orders", "g", limit=4, invisible_ms=1_000)
     core.receive("orders", "h", limit=6)
-    core.ack("orders", "g", *(one.handle for one in first[:3]))
+    core.ack("orders", "g", *(delivery.handle for delivery in first[:3]))
     core.ack("orders", "g", first[0].handle)  # again
     core.advance(2_000)
     core.receive("orders", "g", limit=1, queue_id=-1)
@@ -74,10 +74,10 @@ def test_of_many_pairs_the_rest_is_counted_together(
     monkeypatch.setattr(pair_counts, "PAIRS_LIMIT", 2)
     counts = GroupTopicCounts()
     for group in ("a", "b", "c", "d", "a"):
-        counts.add(("orders", group), 2)
-    assert counts.counts == {("orders", "a"): 4, ("orders", "b"): 2, ("_others", "_others"): 4}
-    monkeypatch.setattr(metrics, "CONSUMER_PAIRS_LIMIT", 1)
-    core.broker.pops.delivered = counts
+        counts.add((group, "orders"), 2)
+    assert counts.counts == {("a", "orders"): 4, ("b", "orders"): 2, ("_others", "_others"): 4}
+    monkeypatch.setattr(metrics, "PAIRS_LIMIT", 1)
+    core.broker.pop.service.delivered = counts
     assert by_labels(core, "group_messages_out") == {("a", "orders"): 4, ("_others", "_others"): 6}
     monkeypatch.setattr(metrics, "TOPICS_LIMIT", 1)
     core.broker.sends.stored_by_topic.update(orders=5, bills=2, letters=1)
@@ -89,13 +89,13 @@ def test_the_time_from_a_delivery_to_its_ack_is_a_histogram(core: CoreBroker) ->
         core.send("orders", b"%d" % number)
     taken = core.receive("orders", "g", limit=3)
     core.clock.advance(400)
-    core.ack("orders", "g", *(one.handle for one in taken[:2]))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken[:2]))
     core.clock.advance(4_000)
     core.ack("orders", "g", taken[2].handle)
-    (found,) = readings(core, "ack_latency_seconds")
-    buckets = dict(found.buckets)
+    (metric,) = readings(core, "ack_latency_seconds")
+    buckets = dict(metric.buckets)
     assert (buckets["0.2"], buckets["0.5"], buckets["2"], buckets["5"]) == (0, 2, 2, 3)
-    assert found.value == pytest.approx(0.4 + 0.4 + 4.4)
+    assert metric.value == pytest.approx(0.4 + 0.4 + 4.4)
 
 
 def test_group_commits_are_counted_with_their_records_and_bytes(core: CoreBroker) -> None:
@@ -126,7 +126,7 @@ def test_the_age_of_the_oldest_ready_message_is_found_while_somebody_scrapes(
     assert by_labels(core, "consumer_queueing_latency_seconds") == {("g", "orders"): 0}
     core.advance(ASKED_MS + APART_MS)
     core.advance(1)
-    looks = core.broker.lag_watch.pairs["g", "orders"].samples
+    looks = core.broker.diagnostics.lag_monitor.pairs["g", "orders"].samples
     last = looks[-1]
     core.advance(10 * APART_MS)
     assert looks[-1] == last, "it goes on looking though nobody asks"
@@ -140,12 +140,12 @@ def test_how_long_the_lag_will_last_is_told_by_its_slope(core: CoreBroker) -> No
     assert by_labels(core, "consumer_eta_seconds") == {("g", "orders"): inf}
     for _ in range(4):
         taken = core.receive("orders", "g", limit=5)
-        core.ack("orders", "g", *(one.handle for one in taken))
+        core.ack("orders", "g", *(delivery.handle for delivery in taken))
         core.advance(APART_MS)
     ((_, eta_s),) = by_labels(core, "consumer_eta_seconds").items()
     assert 5 < eta_s < 20, "10 are left, at less than 1 a second"
     while taken := core.receive("orders", "g", limit=32):
-        core.ack("orders", "g", *(one.handle for one in taken))
+        core.ack("orders", "g", *(delivery.handle for delivery in taken))
     core.ack("orders", "g", first.handle)
     core.advance(60_000)
     look(core, APART_MS)
@@ -155,7 +155,7 @@ def test_how_long_the_lag_will_last_is_told_by_its_slope(core: CoreBroker) -> No
 def test_check_points_that_are_overdue_are_counted_each_once() -> None:
     times = ReviveBuckets(16)
     for sequence, due_ms in enumerate((10, 10, 40, 900)):
-        record = ReviveRecord(ReviveKind.CHECK_POINT, 1, sequence, 1, revive_at_ms=due_ms)
+        record = CheckPointRecord(1, sequence, 1, 0, 0, 0, 0, 0, 0, due_ms, 0)
         times.add(record.check_point(0))
     assert times.overdue(15) == (0, 0)
     assert times.overdue(100) == (3, 84)
@@ -170,8 +170,8 @@ def test_check_points_that_are_overdue_are_counted_each_once() -> None:
 def test_dead_letters_that_are_kept_are_counted_by_group(core: CoreBroker) -> None:
     for number in range(2):
         core.send("orders", b"%d" % number)
-    for one in core.receive("orders", "g", limit=2):
-        core.reject("orders", "g", one.handle)
+    for delivery in core.receive("orders", "g", limit=2):
+        core.reject("orders", "g", delivery.handle)
     assert by_labels(core, "dlq_messages") == {("g",): 2}
     assert value(core, "send_to_dlq_messages") == 2
 

@@ -27,9 +27,9 @@ class Asked:
             return None
         (reply,) = self.replies
         assert isinstance(reply, bytes)
-        found: PopReply = decode_pop_reply(reply)
-        assert not found.deliveries
-        return bool(found.remaining)
+        decoded_reply: PopReply = decode_pop_reply(reply)
+        assert not decoded_reply.deliveries
+        return bool(decoded_reply.remaining)
 
 
 @pytest.mark.parametrize("type_", [GroupType.NORMAL, GroupType.FIFO])
@@ -61,10 +61,10 @@ def test_of_those_that_wait_one_is_told_and_the_next_when_somebody_got_it(
     first, second, third = Asked(core), Asked(core), Asked(core)
     core.send("orders", b"one")
     core.send("orders", b"two")
-    assert [one.said for one in (first, second, third)] == [True, None, None]
+    assert [request.said for request in (first, second, third)] == [True, None, None]
     core.receive("orders", "g", limit=1)
     core.run_until_idle()
-    assert [one.said for one in (second, third)] == [True, None]
+    assert [request.said for request in (second, third)] == [True, None]
     core.receive("orders", "g", limit=1)
     core.advance(1_000)
     assert third.said is None  # nothing is left
@@ -101,15 +101,15 @@ def test_what_is_there_and_cannot_be_had_is_told_ten_times_a_second_at_most() ->
     for body in (b"one", b"two"):
         core.send("orders", body)
     core.receive("orders", "g")
-    told, asked = 0, Asked(core)
+    answer, asked = 0, Asked(core)
     for _ in range(1_000):
         if asked.said:
-            told += 1
+            answer += 1
             with pytest.raises(PopmqError, match="in flight"):
                 core.receive("orders", "g")
             asked = Asked(core)
         core.advance(1)
-    assert 9 <= told <= 11
+    assert 9 <= answer <= 11
 
 
 def test_one_whose_asker_left_is_not_told(core: CoreBroker) -> None:

@@ -16,10 +16,10 @@ from popmq.testing.harness.core_broker import CoreBroker, pop
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders", queues=1)
-    made.group("g")
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", queues=1)
+    broker.group("g")
+    return broker
 
 
 def reset(
@@ -36,7 +36,7 @@ def send(core: CoreBroker, count: int, first: int = 0) -> None:
 
 
 def heads(deliveries: list[Delivery]) -> list[bytes]:
-    return [one.head for one in deliveries]
+    return [delivery.head for delivery in deliveries]
 
 
 def in_flight(core: CoreBroker) -> int:
@@ -91,16 +91,18 @@ def test_a_handle_from_before_a_reset_is_refused_and_moves_nothing(core: CoreBro
     assert (progress.committed, progress.cursor) == (2, 2)
     new = core.receive("orders", "g")
     assert heads(new) == [b"2", b"3"]
-    assert [r.code for r in core.ack("orders", "g", *(one.handle for one in new))] == [Code.OK] * 2
+    assert [r.code for r in core.ack("orders", "g", *(delivery.handle for delivery in new))] == [
+        Code.OK
+    ] * 2
     assert (progress.committed, progress.in_flight) == (4, 0)
 
 
 def test_an_ack_from_before_a_reset_can_still_be_repeated(core: CoreBroker) -> None:
     send(core, 2)
-    one, _ = core.receive("orders", "g")
-    core.ack("orders", "g", one.handle)
+    delivery, _ = core.receive("orders", "g")
+    core.ack("orders", "g", delivery.handle)
     reset(core, oldest=True)
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     assert heads(core.receive("orders", "g")) == [b"0", b"1"]
 
 
@@ -127,8 +129,8 @@ def test_a_reset_to_newest_skips_pending_retries_too(core: CoreBroker) -> None:
     send(core, 2)
     core.receive("orders", "g", invisible_ms=1_000)
     core.advance(2_000)
-    one, _ = core.receive("orders", "g", limit=2, invisible_ms=1_000)  # retries, in flight
-    core.change("orders", "g", one.handle, 0)
+    delivery, _ = core.receive("orders", "g", limit=2, invisible_ms=1_000)  # retries, in flight
+    core.change("orders", "g", delivery.handle, 0)
     core.advance(20)  # one retry pending, one in flight
     done = reset(core, newest=True)
     assert [(q.topic, q.after) for q in done] == [("orders", 2), ("%RETRY%g+orders", 3)]
@@ -186,8 +188,8 @@ def test_a_dry_run_tells_and_changes_nothing(core: CoreBroker) -> None:
     send(core, 3)
     taken = core.receive("orders", "g", limit=2)
     end = core.broker.store.end
-    (told,) = reset(core, newest=True, dry_run=True)
-    assert (told.before, told.after, told.in_flight) == (2, 3, 2)
+    (reset_queue,) = reset(core, newest=True, dry_run=True)
+    assert (reset_queue.before, reset_queue.after, reset_queue.in_flight) == (2, 3, 2)
     assert core.broker.store.end == end
     assert core.ack("orders", "g", taken[0].handle)[0].code == Code.OK
 
@@ -215,8 +217,8 @@ def test_a_reset_of_one_queue_leaves_the_others_of_a_new_group_at_the_newest() -
     core.group("late", start_at=StartAt.NEWEST)
     for queue in (0, 1):
         core.send("orders", b"q%d" % queue, queue_id=queue)
-    (told,) = reset(core, group="late", oldest=True, queue_id=0, dry_run=True)
-    assert told.before == 1
+    (reset_queue,) = reset(core, group="late", oldest=True, queue_id=0, dry_run=True)
+    assert reset_queue.before == 1
     reset(core, group="late", oldest=True, queue_id=0)
     assert heads(core.receive("orders", "late")) == [b"q0"]
 
@@ -292,6 +294,7 @@ def test_a_reset_that_the_power_cut_took_is_as_if_it_never_was() -> None:
     assert heads(core.receive("orders", "g")) == [b"2", b"3"]
 
 
+@pytest.mark.more
 def test_resets_during_pops_and_acks_end_at_the_last_one_also_after_a_crash() -> None:
     """Random pops, acks, changes and resets; the log and the snapshots say the same as memory."""
     for seed in range(20):
@@ -324,7 +327,7 @@ def test_resets_during_pops_and_acks_end_at_the_last_one_also_after_a_crash() ->
                 case _:
                     core.advance(1_000)
         last = [reset(core, offset=0, queue_id=queue)[0] for queue in (0, 1)]
-        assert [one.after for one in last] == [0, 0], seed
+        assert [reset_queue.after for reset_queue in last] == [0, 0], seed
         held = core.receive("orders", "g", limit=3)
         before = state(core)
         if seed % 2:
@@ -380,8 +383,8 @@ def test_a_reset_ends_check_points_that_are_in_memory_only(clean: bool) -> None:
     reset(core, offset=7)
     assert (in_flight(core), core.broker.buffer.held) == (0, 0)
     for _ in range(2):
-        for one in (first[0], more[0]):
-            assert "offset was reset" in core.ack("orders", "g", one.handle)[0].message
+        for delivery in (first[0], more[0]):
+            assert "offset was reset" in core.ack("orders", "g", delivery.handle)[0].message
         if clean:
             core.stop()
         else:

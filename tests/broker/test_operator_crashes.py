@@ -42,11 +42,11 @@ class History:
                 self.acked.add(head)
             else:
                 self.rejected[head] += 1
-        self.open = [one for one in self.open if not one[2].heard]
+        self.open = [entry for entry in self.open if not entry[2].heard]
 
     def take(self, deliveries: list[Delivery]) -> None:
-        for one in deliveries:
-            assert one.head not in self.acked, f"{one.head!r} was acked and came back"
+        for delivery in deliveries:
+            assert delivery.head not in self.acked, f"{delivery.head!r} was acked and came back"
         self.held += deliveries
 
     def crash(self) -> None:
@@ -62,10 +62,10 @@ def act(core: CoreBroker, rng: random.Random, history: History) -> None:
             body = pop("orders", "g", limit=rng.randrange(1, 5), invisible_ms=5_000)
             history.open.append(("pop", b"", core.ask(Kind.POP, body, settle=False)))
         case "ack" | "reject" if history.held:
-            one = history.held.pop(rng.randrange(len(history.held)))
-            request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+            delivery = history.held.pop(rng.randrange(len(history.held)))
+            request = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
             kind = Kind.ACK if action == "ack" else Kind.REJECT
-            history.open.append((action, one.head, core.ask(kind, request, settle=False)))
+            history.open.append((action, delivery.head, core.ask(kind, request, settle=False)))
             if rng.random() < 0.3:  # the client asks again: nothing more may come of it
                 core.ask(kind, request, settle=False)
         case "redrive":
@@ -95,10 +95,10 @@ def drain(core: CoreBroker, history: History) -> None:
         core.reply(Kind.REDRIVE, pb.RedriveRequest(group="g").SerializeToString())
         while batch := core.receive("orders", "g", invisible_ms=5_000):
             history.take(batch)
-            for one in batch:
-                assert core.ack("orders", "g", one.handle)[0].code == Code.OK
-                assert one.head not in history.acked
-                history.acked.add(one.head)
+            for delivery in batch:
+                assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
+                assert delivery.head not in history.acked
+                history.acked.add(delivery.head)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,12 @@ def test_every_life_of_a_message_ends_once_whatever_crashes(part: int) -> None:
             core.start()
         drain(core, history)
 
-        found = letters(core)
-        dead = Counter(one.head for one in found)
-        assert all(one.redriven for one in found), seed
+        dead_letters = letters(core)
+        dead = Counter(dead_letter.head for dead_letter in dead_letters)
+        assert all(dead_letter.redriven for dead_letter in dead_letters), seed
         deaths = Counter(
-            (one.origin_topic, one.origin_queue_id, one.origin_offset) for one in found
+            (dead_letter.origin_topic, dead_letter.origin_queue_id, dead_letter.origin_offset)
+            for dead_letter in dead_letters
         )
         assert sorted(deaths.values()) == sorted(dead.values()), seed
         for number in range(MESSAGES):

@@ -71,41 +71,41 @@ def test_with_a_step_of_1_ms_it_returns_exactly_in_time(invisible_ms: int) -> No
 
 def test_an_acked_message_never_returns(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     core.advance(10_000)
     assert core.receive("orders", "g") == []
 
 
 def test_an_ack_can_be_repeated(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    (delivery,) = core.receive("orders", "g")
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
 
 
 def test_a_handle_is_good_until_its_message_was_revived_and_not_longer(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
     core.advance(5_000)
-    (result,) = core.ack("orders", "g", one.handle)
+    (result,) = core.ack("orders", "g", delivery.handle)
     assert result.code == Code.INVALID_RECEIPT_HANDLE
     assert "revived as attempt 2" in result.message
 
 
 def test_a_late_ack_counts_when_the_revive_step_has_not_come_yet(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
     core.clock.advance(1_500)
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     core.advance(5_000)
     assert core.receive("orders", "g") == []
 
 
 def test_one_bad_entry_hides_no_good_one(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
-    results = core.ack("orders", "g", b"nonsense", one.handle, one.handle[:-4])
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
+    results = core.ack("orders", "g", b"nonsense", delivery.handle, delivery.handle[:-4])
     assert [result.code for result in results] == [
         Code.INVALID_RECEIPT_HANDLE,
         Code.OK,
@@ -115,28 +115,28 @@ def test_one_bad_entry_hides_no_good_one(core: CoreBroker) -> None:
 
 def test_a_handle_with_a_changed_character_is_refused(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    for at in range(0, len(one.handle) - 1, 3):
-        forged = bytearray(one.handle)
+    (delivery,) = core.receive("orders", "g")
+    for at in range(0, len(delivery.handle) - 1, 3):
+        forged = bytearray(delivery.handle)
         forged[at] = ord("A") if forged[at] != ord("A") else ord("B")
         (result,) = core.ack("orders", "g", bytes(forged))
         assert result.code == Code.INVALID_RECEIPT_HANDLE, at
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
 
 
 def test_a_foreign_handle_says_whose_it_is(core: CoreBroker) -> None:
     core.topic("bills")
     core.group("h")
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    assert "consumer group g" in core.ack("orders", "h", one.handle)[0].message
-    assert "not of topic bills" in core.ack("bills", "g", one.handle)[0].message
+    (delivery,) = core.receive("orders", "g")
+    assert "consumer group g" in core.ack("orders", "h", delivery.handle)[0].message
+    assert "not of topic bills" in core.ack("bills", "g", delivery.handle)[0].message
 
 
 def test_change_to_zero_brings_the_message_back_at_once(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    core.change("orders", "g", one.handle, 0)
+    (delivery,) = core.receive("orders", "g")
+    core.change("orders", "g", delivery.handle, 0)
     core.advance(20)
     (two,) = core.receive("orders", "g")
     assert (two.head, two.attempt) == (b"one", 2)
@@ -144,15 +144,15 @@ def test_change_to_zero_brings_the_message_back_at_once(core: CoreBroker) -> Non
 
 def test_change_extends_and_the_new_handle_replaces_the_old(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
-    new = core.change("orders", "g", one.handle, 10_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
+    new = core.change("orders", "g", delivery.handle, 10_000)
     core.advance(5_000)
     assert core.receive("orders", "g") == []
-    (old_result,) = core.ack("orders", "g", one.handle)
+    (old_result,) = core.ack("orders", "g", delivery.handle)
     assert old_result.code == Code.INVALID_RECEIPT_HANDLE
     assert "superseded" in old_result.message
     with pytest.raises(InvalidReceiptHandle, match="superseded"):
-        core.change("orders", "g", one.handle, 10_000)
+        core.change("orders", "g", delivery.handle, 10_000)
     assert core.ack("orders", "g", new)[0].code == Code.OK
     core.advance(20_000)
     assert core.receive("orders", "g") == []
@@ -173,8 +173,8 @@ def test_a_reply_tells_the_time_from_which_the_invisible_time_counts(core: CoreB
 def test_a_push_nack_is_raised_to_the_groups_back_off(core: CoreBroker) -> None:
     core.send("orders", b"one")
     reply = core.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
-    (one,) = hop.decode_pop_reply(reply).deliveries
-    core.change("orders", "g", one.handle, 0)
+    (delivery,) = hop.decode_pop_reply(reply).deliveries
+    core.change("orders", "g", delivery.handle, 0)
     core.advance(980)
     assert core.receive("orders", "g") == []
     core.advance(40)
@@ -197,8 +197,8 @@ def test_committed_offset_moves_head_of_line(core: CoreBroker) -> None:
 
 def test_a_changed_member_still_holds_the_committed_offset_back(core: CoreBroker) -> None:
     core.send("orders", b"0", queue_id=0)
-    (one,) = core.receive("orders", "g")
-    new = core.change("orders", "g", core.change("orders", "g", one.handle, 5_000), 5_000)
+    (delivery,) = core.receive("orders", "g")
+    new = core.change("orders", "g", core.change("orders", "g", delivery.handle, 5_000), 5_000)
     topic, group = core.broker.registry.topic("orders"), core.broker.registry.group("g")
     progress = core.broker.table.progress(group.id, topic.id, 0)
     assert progress is not None
@@ -212,8 +212,8 @@ def test_after_max_attempts_the_message_is_a_dead_letter(core: CoreBroker) -> No
     core.group("three", max_attempts=3)
     core.send("orders", b"poison")
     for attempt in (1, 2, 3):
-        (one,) = core.receive("orders", "three", invisible_ms=1_000)
-        assert one.attempt == attempt
+        (delivery,) = core.receive("orders", "three", invisible_ms=1_000)
+        assert delivery.attempt == attempt
         core.advance(1_100)
     assert core.receive("orders", "three") == []
     (dead,) = core.receive("%DLQ%three", "g")
@@ -236,7 +236,7 @@ def test_a_span_wider_than_64_makes_several_check_points(core: CoreBroker) -> No
     deliveries = list(hop.decode_pop_reply(reply).deliveries)
     assert bodies(deliveries) == [b"0", b"100", b"150", b"50"]
     assert len(core.broker.table) == 2
-    core.ack("orders", "g", *(one.handle for one in deliveries))
+    core.ack("orders", "g", *(delivery.handle for delivery in deliveries))
     assert len(core.broker.table) == 0
 
 
@@ -288,7 +288,7 @@ def test_a_receive_that_was_cancelled_takes_no_message(core: CoreBroker) -> None
 def test_one_arrival_answers_one_of_many_waiting_receives(core: CoreBroker) -> None:
     waiting = [core.ask(Kind.POP, pop("orders", "g", poll_ms=20_000)) for _ in range(5)]
     core.send("orders", b"one")
-    assert [one.heard for one in waiting] == [True, False, False, False, False]
+    assert [answer.heard for answer in waiting] == [True, False, False, False, False]
 
 
 def test_a_waiter_whose_filter_misses_does_not_hide_the_next_one(core: CoreBroker) -> None:
@@ -340,7 +340,7 @@ def test_at_the_limit_of_messages_in_flight_a_receive_waits_where_nothing_else_i
     assert core.receive(topic, "g") == []
     waiting = core.ask(Kind.POP, pop(topic, "g", poll_ms=1_000))
     assert not waiting.heard
-    core.ack("orders", "g", *(one.handle for one in taken))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken))
     core.send(topic, b"next")
     assert waiting.body is not None
     assert bodies(hop.decode_pop_reply(waiting.body).deliveries) == [b"next"]
@@ -360,12 +360,12 @@ def test_a_group_that_starts_at_the_newest_skips_what_is_there_also_after_a_rest
 
 def test_a_deleted_and_recreated_topic_is_another_topic(core: CoreBroker) -> None:
     core.send("orders", b"old")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
     core.broker.registry.delete_topic("orders")
     core.topic("orders")
     core.advance(5_000)
     assert core.receive("orders", "g") == []
-    assert core.ack("orders", "g", one.handle)[0].code == Code.INVALID_RECEIPT_HANDLE
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.INVALID_RECEIPT_HANDLE
     core.start()
     assert core.receive("orders", "g") == []
 
@@ -420,7 +420,7 @@ def test_dead_letters_can_be_deleted(core: CoreBroker) -> None:
 def test_acked_check_points_are_not_kept_until_their_time(core: CoreBroker) -> None:
     for number in range(50):
         core.send("orders", b"%d" % number)
-        (one,) = core.receive("orders", "g", invisible_ms=12 * 3_600_000)
-        core.ack("orders", "g", one.handle)
+        (delivery,) = core.receive("orders", "g", invisible_ms=12 * 3_600_000)
+        core.ack("orders", "g", delivery.handle)
     assert len(core.broker.table.due_times) == 0
     assert not list(core.broker.table)

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import ChangeRecord, EndRecord, ReviveKind
 from popmq.broker.meta import registry
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
@@ -29,7 +29,7 @@ def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_p
     core.send(topic, b"one")
     core.receive(topic, group, invisible_ms=100)
     core.advance(500)
-    assert [one.attempt for one in core.receive(topic, group)] == [2]
+    assert [delivery.attempt for delivery in core.receive(topic, group)] == [2]
     core.stop()
     core.start()
 
@@ -115,13 +115,13 @@ def test_acks_of_one_request_are_one_record_for_each_check_point(core: CoreBroke
     core.topic("two", queues=2)
     for _ in range(40):
         core.send("two", b"x")
-    handles = [one.handle for one in core.receive("two", "g", limit=32)]
+    handles = [delivery.handle for delivery in core.receive("two", "g", limit=32)]
     assert len(handles) == 32
     records = core.broker.store.metrics.records
     results = core.ack("two", "g", *handles[:31], handles[3])
     assert [result.code for result in results] == [Code.OK] * 32
     assert core.broker.store.metrics.records - records == 2
-    assert (core.broker.acks.acked, core.broker.acks.repeated) == (31, 1)
+    assert (core.broker.pop.acks.acked, core.broker.pop.acks.repeated) == (31, 1)
     assert core.broker.table.in_flight == 1
     core.stop()
     core.start()
@@ -153,7 +153,7 @@ def test_a_reply_says_no_later_delivery_time_than_the_one_that_its_invisible_tim
 
 
 def unknown_kind(core: CoreBroker) -> bytes:
-    body = bytearray(ReviveRecord(ReviveKind.ACK, core.broker.store.epoch, 1, 0b10).encode())
+    body = bytearray(EndRecord(ReviveKind.ACK, core.broker.store.epoch, 1, 0b10).encode())
     body[1] = 99
     return bytes(body)
 
@@ -161,17 +161,17 @@ def unknown_kind(core: CoreBroker) -> bytes:
 def change_of_a_made_up_offset(core: CoreBroker) -> bytes:
     """As brokers wrote it that believed the offset of a handle."""
     (ck,) = core.broker.table
-    return ReviveRecord(
-        ReviveKind.CHANGE,
+    return ChangeRecord(
         ck.epoch,
         1 << 20,
-        1,
-        start_offset=1 << 40,
+        1 << 40,
         topic_id=ck.topic_id,
         group_id=ck.group_id,
         queue_id=ck.queue_id,
         old_epoch=ck.epoch,
-        link=ck.sequence,
+        old_sequence=ck.sequence,
+        revive_at_ms=0,
+        client=0,
     ).encode()
 
 
@@ -206,8 +206,8 @@ def test_a_receive_is_topped_up_from_the_retries_or_begins_with_them(
     percent: int, first: bytes
 ) -> None:
     core = with_retries(2, percent)
-    assert [one.head for one in core.receive("orders", "g", limit=1)] == [first]
-    got = [one.head for one in core.receive("orders", "g", limit=2)]
+    assert [delivery.head for delivery in core.receive("orders", "g", limit=1)] == [first]
+    got = [delivery.head for delivery in core.receive("orders", "g", limit=2)]
     assert sorted(got) == [b"a retry", b"new"]
     assert got[0] == first
 
@@ -252,7 +252,7 @@ def test_at_the_limit_of_topics_a_message_still_comes_back(monkeypatch: pytest.M
     with pytest.raises(PopmqError, match="there are 1 topics, which is the limit"):
         core.topic("others")
     for attempt in (1, 2):
-        (found,) = core.receive("orders", "g", invisible_ms=1_000)
-        assert found.attempt == attempt
+        (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
+        assert delivery.attempt == attempt
         core.advance(2_000)
     assert core.broker.registry.find_topic("%DLQ%g") is not None

@@ -11,6 +11,7 @@ from popmq.common.protocol.frame_server import FrameServer
 from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import CheckPoints, GroupType, MessageType
+from popmq.common.wire import admin_pb2
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.core_broker import Answer, CoreBroker, bodies, pop
 
@@ -29,7 +30,7 @@ def leave(core: CoreBroker, answer: Answer) -> None:
 
 
 def attempts(deliveries: list[hop.Delivery]) -> list[tuple[bytes, int]]:
-    return sorted((one.head, one.attempt) for one in deliveries)
+    return sorted((delivery.head, delivery.attempt) for delivery in deliveries)
 
 
 def restart(core: CoreBroker) -> None:
@@ -73,10 +74,28 @@ def test_what_was_acked_is_not_undone(core: CoreBroker) -> None:
         core.send("orders", body, queue_id=0)
     answer = core.ask(Kind.POP, pop("orders", "g"))
     assert answer.body is not None
-    one, _ = hop.decode_pop_reply(answer.body).deliveries
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    delivery, _ = hop.decode_pop_reply(answer.body).deliveries
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     leave(core, answer)
     assert bodies(core.receive("orders", "g")) == [b"two"]
+
+
+def test_a_reset_of_what_was_changed_before_a_start_leaves_an_undone_receive_alone(
+    core: CoreBroker,
+) -> None:
+    """The check point that a change took over waits for no time after the start (seed 20509)."""
+    core.topic("others", queues=1)
+    core.send("others", b"changed")
+    (held,) = core.receive("others", "g")
+    core.change("others", "g", held.handle, 3_600_000)
+    core.stop()
+    core.start()
+    core.send("orders", b"one")
+    core.server.cancel(asked(core, pop("orders", "g")).id)
+    reset = admin_pb2.ResetOffsetRequest(group="g", topic="others", newest=True)
+    core.ask(Kind.RESET_OFFSET, reset.SerializeToString())
+    core.run_steps()
+    assert attempts(core.receive("orders", "g")) == [(b"one", 1)]
 
 
 def test_a_retry_that_nobody_saw_keeps_its_attempt(core: CoreBroker) -> None:
@@ -145,9 +164,13 @@ def test_a_fifo_groups_messages_come_back_in_their_place_uncounted(
     if cut:
         restart(fifo)
     again = fifo.receive("steps", "f", invisible_ms=1_000)
-    assert [(one.head, one.attempt) for one in again] == [(b"a1", 1), (b"a2", 1), (b"a3", 1)]
+    assert [(delivery.head, delivery.attempt) for delivery in again] == [
+        (b"a1", 1),
+        (b"a2", 1),
+        (b"a3", 1),
+    ]
     fifo.advance(1_100)
-    assert [one.attempt for one in fifo.receive("steps", "f")] == [2, 2, 2]
+    assert [delivery.attempt for delivery in fifo.receive("steps", "f")] == [2, 2, 2]
 
 
 def test_what_the_same_attempt_id_got_again_is_not_undone_with_the_first_receive(
@@ -158,8 +181,8 @@ def test_what_the_same_attempt_id_got_again_is_not_undone_with_the_first_receive
     assert bodies(again) == [b"a1", b"a2"]
     leave(fifo, first)
     assert fifo.receive("steps", "f") == []
-    results = fifo.ack("steps", "f", *(one.handle for one in again))
-    assert [one.code for one in results] == [Code.OK, Code.OK]
+    results = fifo.ack("steps", "f", *(delivery.handle for delivery in again))
+    assert [result.code for result in results] == [Code.OK, Code.OK]
 
 
 def test_a_receive_of_a_buffered_group_is_undone(core: CoreBroker) -> None:
@@ -199,8 +222,8 @@ def test_a_dead_letter_does_not_count_an_undone_receive_as_its_first_delivery(
     leave(core, asked(core, pop("orders", "once")))
     core.advance(50_000)
     seen_ms = core.broker.store.log_ms()
-    (one,) = core.receive("orders", "once")
-    assert core.reject("orders", "once", one.handle).code == Code.OK
+    (delivery,) = core.receive("orders", "once")
+    assert core.reject("orders", "once", delivery.handle).code == Code.OK
     (letter,) = core.broker.store.reader.read(
         core.broker.store.queue(core.broker.registry.topic("%DLQ%once").id, 0).units(0, 1)
     )

@@ -28,7 +28,7 @@ def fill(core: CoreBroker, *priorities: int, count: int = 1) -> None:
 def test_a_receive_gets_the_highest_priority_first_and_older_ones_before_newer_ones() -> None:
     core = made()
     fill(core, 1, 3, 0, 2, count=2)
-    got = [one.head for one in core.receive("ranked", "g", limit=5)]
+    got = [delivery.head for delivery in core.receive("ranked", "g", limit=5)]
     assert got == [b"3-0", b"3-1", b"2-0", b"2-1", b"1-0"]
 
 
@@ -52,9 +52,9 @@ def test_no_priority_waits_longer_than_its_bound_however_many_higher_ones_come(
     first: list[int] = []
     for _ in range(turn * 3 * 3):
         fill(core, 3, count=2)
-        (one,) = core.receive("ranked", "g", limit=1)
-        core.ack("ranked", "g", one.handle)
-        first.append(int(one.head[:1]))
+        (delivery,) = core.receive("ranked", "g", limit=1)
+        core.ack("ranked", "g", delivery.handle)
+        first.append(int(delivery.head[:1]))
         for priority in waited:
             waited[priority] = 0 if first[-1] == priority else waited[priority] + 1
             assert waited[priority] < turn * 3, f"priority {priority} starves in {first}"

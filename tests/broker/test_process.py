@@ -17,7 +17,8 @@ from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.settings.settings import Settings
-from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.testing.harness.clock import SkippingClock
 from popmq.testing.harness.core_broker import SMALL, pop
 
 
@@ -68,7 +69,7 @@ def settings_of(folder: Path) -> Settings:
 
 
 def hello() -> Hello:
-    return Hello(role=ProcessRole.TOOL, name="test", cluster="popmq")
+    return Hello(role=ProcessRole.PROXY, name="test", cluster="popmq")
 
 
 def with_broker(
@@ -122,11 +123,11 @@ def test_no_ok_leaves_before_the_fdatasync_that_covers_it_returned(tmp_path: Pat
         sent = await stays_unanswered_while_held(disk, port, Kind.PUT, put(b"one"))
         assert hop.decode_put_reply(sent)[0].code == Code.OK
         popped = await stays_unanswered_while_held(disk, port, Kind.POP, pop("orders", "g"))
-        (one,) = hop.decode_pop_reply(popped).deliveries
-        body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+        (delivery,) = hop.decode_pop_reply(popped).deliveries
+        body = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
         acked = await stays_unanswered_while_held(disk, port, Kind.ACK, body)
         assert hop.decode_ack_reply(acked)[0].code == Code.OK
-        body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+        body = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
         assert hop.decode_ack_reply(await call(port, Kind.ACK, body, 5_000))[0].code == Code.OK
 
     with_broker(tmp_path, disk, check)
@@ -205,7 +206,7 @@ def test_an_unknown_kind_of_request_is_refused_and_the_connection_goes_on(tmp_pa
 
     async def check(process: BrokerProcess, port: Port) -> None:
         with pytest.raises(PopmqError) as refused:
-            await call(port, Kind.REGISTER, b"", 5_000)
+            await call(port, Kind.FAILOVER, b"", 5_000)
         assert refused.value.code == Code.UNSUPPORTED
         await call(port, Kind.PUT, put(b"goes on"), 5_000)
 
@@ -261,3 +262,39 @@ def test_a_waiting_pop_is_given_up_when_its_asker_is_gone(tmp_path: Path) -> Non
             await answered_at_once(port)
 
     with_broker(tmp_path, disk, check)
+
+
+async def test_a_push_consumers_delivery_is_not_renewed_when_the_connection_of_its_proxy_broke(
+    tmp_path: Path,
+) -> None:
+    clock = SkippingClock(frozen=True)
+    process = BrokerProcess(settings_of(tmp_path), clock=clock)
+    await process.start()
+    process.broker.registry.create_topic(TopicConfig(0, "orders", 1, MessageType.NORMAL))
+    process.broker.registry.create_group(SubscriptionGroup(0, "g"))
+    await process.settle()
+    (address,) = await process.listen("127.0.0.1:0")
+    other = FramePort(address, hello())
+    other.start()
+    entry = hop.PutEntry(MessageType.NORMAL, b"one", b"")
+    await call(other, Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), 10_000)
+
+    proxy = FramePort(address, replace(hello(), role=ProcessRole.PROXY))
+    proxy.start()
+    receive = pop("orders", "g", auto_renew=True, invisible_ms=0)
+    reply = await call(proxy, Kind.POP, receive, 10_000)
+    assert [delivery.attempt for delivery in hop.decode_pop_reply(reply).deliveries] == [1]
+    await proxy.close()
+    (check_point,) = process.broker.table
+    async with asyncio.timeout(30):
+        while not check_point.doubted:  # noqa: ASYNC110 - the broker notices the lost connection
+            await asyncio.sleep(0)
+    alive = hop.encode_clients(hop.ClientsReport(alive=["a-client"]))
+    for _ in range(process.broker.settings.pop.invisible_default_ms // 10_000 + 1):
+        clock.advance(10_000)
+        await call(other, Kind.CLIENTS, alive, 10_000)
+        await process.settle()
+    reply = await call(other, Kind.POP, receive, 10_000)
+    assert [delivery.attempt for delivery in hop.decode_pop_reply(reply).deliveries] == [2]
+    await other.close()
+    await process.stop()

@@ -13,18 +13,18 @@ from popmq.testing.disk.lying_disk import LyingDisk
 
 def test_a_later_record_proves_damage_also_when_its_checksum_ends_in_01(tmp_path: Path) -> None:
     """The byte before a record's version is the last one of its checksum."""
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
-    store, starts = made.broker.store, [made.broker.store.end]
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
+    store, starts = broker.broker.store, [broker.broker.store.end]
     for number in range(5_000):
-        made.send("orders", b"message %d" % number)
+        broker.send("orders", b"message %d" % number)
         (file,) = log_files(tmp_path)
         starts.append(store.end)
         if file.read_bytes()[starts[-2] + 7] == 1 and number:
             break
     else:
         pytest.fail("no checksum of 5,000 ends in 01")
-    kill(made)
+    kill(broker)
     (tmp_path / "checkpoint").unlink(missing_ok=True)
     damaged = starts[-3]
     data = bytearray(file.read_bytes())

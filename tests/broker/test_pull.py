@@ -23,10 +23,10 @@ BLUE: dict[str, Any] = {"filter_type": FilterType.TAG, "expression": "blue"}
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders", queues=2)
-    made.group("g")
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", queues=2)
+    broker.group("g")
+    return broker
 
 
 def send(core: CoreBroker, *bodies: str, tag: str = "") -> None:
@@ -54,7 +54,7 @@ def told(answer: Answer) -> pb.PullReply:
 
 
 def bodies(reply: pb.PullReply) -> list[str]:
-    return [one.head.decode() for one in reply.messages]
+    return [message.head.decode() for message in reply.messages]
 
 
 def update(core: CoreBroker, offset: int, queue_id: int = 0, group: str = "g") -> None:
@@ -91,7 +91,7 @@ def test_a_pull_reads_on_from_its_offset_and_says_where_the_next_begins(core: Co
     send(core, "a", "b", "c", "d")
     first = pull(core, 1, limit=2)
     assert (bodies(first), first.next_offset) == (["b", "c"], 3)
-    assert [one.queue_offset for one in first.messages] == [1, 2]
+    assert [message.queue_offset for message in first.messages] == [1, 2]
     rest = pull(core, first.next_offset)
     assert (bodies(rest), rest.next_offset) == (["d"], 4)
 
@@ -118,7 +118,7 @@ def test_every_waiting_pull_of_a_queue_gets_the_message(core: CoreBroker) -> Non
     waiting = [wait(core, 0), wait(core, 0)]
     send(core, "a")
     core.run_steps()
-    assert [bodies(told(one)) for one in waiting] == [["a"], ["a"]]
+    assert [bodies(told(answer)) for answer in waiting] == [["a"], ["a"]]
 
 
 def test_a_pull_that_waited_in_vain_is_answered_at_its_time(core: CoreBroker) -> None:
@@ -189,7 +189,9 @@ def test_a_set_offset_is_the_groups_and_survives_a_restart(core: CoreBroker) -> 
     core.stop()
     core.start()
     assert get(core) == 2
-    assert [one.head for one in core.receive("orders", "g")] == [b"c"], "pop goes on there"
+    assert [delivery.head for delivery in core.receive("orders", "g")] == [b"c"], (
+        "pop goes on there"
+    )
 
 
 def test_an_offset_may_go_back(core: CoreBroker) -> None:
@@ -217,7 +219,7 @@ def test_the_offset_of_an_acking_group_is_read_but_not_set_under_its_deliveries(
     with pytest.raises(PopmqError, match=r"2 messages of queue 0 .* are in flight") as refused:
         update(core, 3)
     assert refused.value.code == Code.PRECONDITION_FAILED
-    core.ack("orders", "g", *(one.handle for one in got))
+    core.ack("orders", "g", *(delivery.handle for delivery in got))
     assert get(core) == 2
     update(core, 3)
     assert core.receive("orders", "g") == []
@@ -242,7 +244,7 @@ def test_groups_that_start_at_the_newest_or_keep_order_may_pull(core: CoreBroker
     for group in ("late", "line"):
         update(core, 1, group=group)
         assert get(core, group=group) == 1
-        assert [one.head for one in core.receive("orders", group)] == [b"b"]
+        assert [delivery.head for delivery in core.receive("orders", group)] == [b"b"]
 
 
 def test_offsets_of_places_and_times_are_told(core: CoreBroker) -> None:

@@ -44,12 +44,12 @@ def kill(core: CoreBroker, *bodies: bytes, topic: str = "orders", group: str = "
     """Send messages that the group rejects."""
     for body in bodies:
         core.send(topic, body, tag=body.decode())
-    for one in core.receive(topic, group):
-        assert core.reject(topic, group, one.handle).code == Code.OK
+    for delivery in core.receive(topic, group):
+        assert core.reject(topic, group, delivery.handle).code == Code.OK
 
 
 def heads(deliveries: list[Delivery]) -> list[bytes]:
-    return sorted(one.head for one in deliveries)
+    return sorted(delivery.head for delivery in deliveries)
 
 
 def test_a_dead_letter_tells_where_it_comes_from_and_why(core: CoreBroker) -> None:
@@ -72,8 +72,13 @@ def test_a_dead_letter_tells_where_it_comes_from_and_why(core: CoreBroker) -> No
     assert abs(expired.last_delivery_ms - (began_ms + 2_000)) <= 250
     assert expired.dead_ms >= expired.last_delivery_ms + 1_000
     assert (expired.queue_offset, rejected.queue_offset) == (0, 1)
-    assert [one.head for one in letters(core, bodies=True).letters] == [b"expires", b"rejected"]
-    assert not any(one.head or one.redriven for one in letters(core).letters)
+    assert [dead_letter.head for dead_letter in letters(core, bodies=True).letters] == [
+        b"expires",
+        b"rejected",
+    ]
+    assert not any(
+        dead_letter.head or dead_letter.redriven for dead_letter in letters(core).letters
+    )
 
 
 def test_a_timer_whose_topic_was_deleted_is_listed_as_a_dead_letter(core: CoreBroker) -> None:
@@ -96,7 +101,7 @@ def test_dead_letters_are_listed_in_pieces(core: CoreBroker) -> None:
     (where,) = first.ranges
     assert (len(first.letters), where.next_offset, where.end_offset) == (5, 5, 7)
     rest = letters(core, from_offset=where.next_offset, limit=5)
-    assert [one.queue_offset for one in rest.letters] == [5, 6]
+    assert [dead_letter.queue_offset for dead_letter in rest.letters] == [5, 6]
     assert letters(core, broker="elsewhere").ranges == []
     assert letters(core, "other").letters == []
 
@@ -106,8 +111,8 @@ def test_a_redriven_letter_comes_back_to_its_group_with_a_fresh_count(core: Core
     core.receive("orders", "other")
     progress = redrive(core)
     assert (progress.redriven, progress.next_offset, progress.end_offset) == (1, 1, 1)
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
-    assert (one.head, one.attempt) == (b"one", 1)
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
+    assert (delivery.head, delivery.attempt) == (b"one", 1)
     assert core.receive("orders", "other") == [], "another group got it twice"
     core.advance(2_000)
     (again,) = core.receive("orders", "g", invisible_ms=1_000)
@@ -149,7 +154,7 @@ def test_letters_that_die_during_a_redrive_are_left_to_the_next(core: CoreBroker
     end = redrive(core, dry_run=True).end_offset
     kill(core, b"two")
     assert redrive(core, end_offset=end).redriven == 1
-    assert [one.redriven for one in letters(core).letters] == [True, False]
+    assert [dead_letter.redriven for dead_letter in letters(core).letters] == [True, False]
 
 
 def with_keys(core: CoreBroker, body: bytes, *keys: str) -> None:
@@ -182,6 +187,21 @@ def test_a_filter_by_tag_key_topic_and_time_takes_those_alone(core: CoreBroker) 
     assert redrive(core, topic="bills").redriven == 1
     assert heads(core.receive("bills", "g")) == [b"bill"]
     assert core.receive("orders", "g") == []
+
+
+def test_a_filter_by_reason_takes_those_alone_and_says_that_it_was_looked_at(
+    core: CoreBroker,
+) -> None:
+    core.send("orders", b"expires")
+    for _ in range(2):
+        core.receive("orders", "g", invisible_ms=1_000)
+        core.advance(2_000)
+    kill(core, b"rejected")
+    assert redrive(core, dry_run=True).reason == ""
+    progress = redrive(core, reason="rejected")
+    assert (progress.redriven, progress.filtered, progress.reason) == (1, 1, "rejected")
+    assert heads(core.receive("orders", "g")) == [b"rejected"]
+    assert redrive(core, reason="max attempts").redriven == 1
 
 
 def test_a_letter_whose_topic_was_deleted_has_nowhere_to_go(core: CoreBroker) -> None:
@@ -230,9 +250,12 @@ def test_another_groups_first_copy_is_the_message_itself_whatever_token_it_has()
     fifo = type(group)(group.id, "g", GroupType.FIFO)
     core.broker.registry._groups["g"] = core.broker.registry._groups_by_id[group.id] = fifo
     redrive(core)
-    for one in core.receive("orders", "other"):
-        core.reject("orders", "other", one.handle)
-    assert sorted(one.origin_offset for one in letters(core, "other").letters) == [0, 1]
+    for delivery in core.receive("orders", "other"):
+        core.reject("orders", "other", delivery.handle)
+    assert sorted(dead_letter.origin_offset for dead_letter in letters(core, "other").letters) == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,6 +287,7 @@ def test_a_full_disk_stops_a_redrive_and_loses_nothing(core: CoreBroker) -> None
     assert redrive(core).redriven == 1
 
 
+@pytest.mark.more
 def test_a_power_cut_at_any_moment_of_a_redrive_loses_none_and_doubles_none() -> None:
     for cut in range(1, 40):
         disk = LyingDisk()
@@ -275,19 +299,19 @@ def test_a_power_cut_at_any_moment_of_a_redrive_loses_none_and_doubles_none() ->
         with suppress(PowerCut, PopmqError, AssertionError):
             for _ in range(4):
                 redrive(core, limit=3)
-                for one in core.receive("orders", "g"):
-                    if core.ack("orders", "g", one.handle)[0].code == Code.OK:
-                        got.append(one.head)
+                for delivery in core.receive("orders", "g"):
+                    if core.ack("orders", "g", delivery.handle)[0].code == Code.OK:
+                        got.append(delivery.head)
         disk.restore_power()
         core.start()
         redrive(core)
         core.advance(70_000)  # what was delivered before the cut and not acked comes back
         while batch := core.receive("orders", "g"):
-            for one in batch:
-                core.ack("orders", "g", one.handle)
-                got.append(one.head)
+            for delivery in batch:
+                core.ack("orders", "g", delivery.handle)
+                got.append(delivery.head)
         assert sorted(got) == [b"%02d" % number for number in range(12)], cut
-        assert all(one.redriven for one in letters(core).letters), cut
+        assert all(dead_letter.redriven for dead_letter in letters(core).letters), cut
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -302,6 +326,8 @@ def test_what_was_redriven_is_known_after_a_restart(clean: bool) -> None:
         else:
             disk.restore_power()
         core.start()
-        assert [one.redriven for one in letters(core).letters] == [True] * 4 + [False] * 5
+        assert [dead_letter.redriven for dead_letter in letters(core).letters] == [True] * 4 + [
+            False
+        ] * 5
     assert redrive(core).redriven == 5
     assert len(core.receive("orders", "g")) == 9

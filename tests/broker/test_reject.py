@@ -8,7 +8,13 @@ from popmq.broker.persistence.retention import LiveBody
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.record.message import BadRecord, DeadReason, RevivalToken, StoredMessage
+from popmq.common.record.message import (
+    BadRecord,
+    DeadReason,
+    EndedDelivery,
+    RevivalToken,
+    StoredMessage,
+)
 from popmq.common.topics import CheckPoints
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.core_broker import CoreBroker
@@ -16,11 +22,11 @@ from popmq.testing.harness.core_broker import CoreBroker
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders", queues=1)
-    made.group("g", max_attempts=2)
-    made.group("reader")
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", queues=1)
+    broker.group("g", max_attempts=2)
+    broker.group("reader")
+    return broker
 
 
 def dead_letters(core: CoreBroker, group: str = "g") -> list[StoredMessage]:
@@ -34,10 +40,10 @@ def dead_letters(core: CoreBroker, group: str = "g") -> list[StoredMessage]:
 def test_a_rejected_message_is_a_dead_letter_now_and_never_comes_back(core: CoreBroker) -> None:
     core.send("orders", b"one")
     core.advance(50)
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
     delivered_ms = core.broker.store.log_ms()
     core.advance(30)
-    assert core.reject("orders", "g", one.handle).code == Code.OK
+    assert core.reject("orders", "g", delivery.handle).code == Code.OK
     (dead,) = dead_letters(core)
     assert (dead.head, dead.attempt) == (b"one", 1)
     assert dead.token is not None
@@ -51,9 +57,9 @@ def test_a_rejected_message_is_a_dead_letter_now_and_never_comes_back(core: Core
 def test_the_other_deliveries_of_its_check_point_go_on(core: CoreBroker) -> None:
     for body in (b"one", b"two", b"three"):
         core.send("orders", body)
-    one, two, three = core.receive("orders", "g", invisible_ms=1_000)
+    delivery, two, three = core.receive("orders", "g", invisible_ms=1_000)
     assert core.reject("orders", "g", two.handle).code == Code.OK
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     core.advance(2_000)
     (again,) = core.receive("orders", "g")
     assert (again.head, again.attempt) == (three.head, 2)
@@ -62,22 +68,22 @@ def test_the_other_deliveries_of_its_check_point_go_on(core: CoreBroker) -> None
 
 def test_rejecting_twice_with_one_handle_makes_one_dead_letter(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
+    (delivery,) = core.receive("orders", "g")
     for _ in range(3):
-        assert core.reject("orders", "g", one.handle).code == Code.OK
+        assert core.reject("orders", "g", delivery.handle).code == Code.OK
     assert len(dead_letters(core)) == 1
-    assert core.broker.acks.rejected == 1
+    assert core.broker.pop.acks.rejected == 1
 
 
 def test_an_ack_after_a_reject_says_that_it_is_a_dead_letter(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    core.reject("orders", "g", one.handle)
-    (result,) = core.ack("orders", "g", one.handle)
+    (delivery,) = core.receive("orders", "g")
+    core.reject("orders", "g", delivery.handle)
+    (result,) = core.ack("orders", "g", delivery.handle)
     assert result.code == Code.INVALID_RECEIPT_HANDLE
     assert "became a dead letter after attempt 1" in result.message
     with pytest.raises(InvalidReceiptHandle, match="became a dead letter"):
-        core.change("orders", "g", one.handle, 1_000)
+        core.change("orders", "g", delivery.handle, 1_000)
 
 
 def test_an_ack_after_the_last_attempt_says_that_it_is_a_dead_letter(core: CoreBroker) -> None:
@@ -101,8 +107,8 @@ def test_what_is_no_waiting_delivery_cannot_be_rejected(core: CoreBroker) -> Non
     core.ack("orders", "g", acked.handle)
     core.change("orders", "g", moved.handle, 60_000)
     core.advance(2_000)
-    for one, why in ((acked, "was acked"), (revived, "revived"), (moved, "superseded")):
-        result = core.reject("orders", "g", one.handle)
+    for delivery, why in ((acked, "was acked"), (revived, "revived"), (moved, "superseded")):
+        result = core.reject("orders", "g", delivery.handle)
         assert result.code == Code.INVALID_RECEIPT_HANDLE
         assert why in result.message
     assert core.reject("orders", "g", b"nonsense").code == Code.INVALID_RECEIPT_HANDLE
@@ -114,10 +120,10 @@ def test_after_a_change_the_new_handle_rejects_and_the_first_delivery_counts(
     core: CoreBroker,
 ) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
+    (delivery,) = core.receive("orders", "g")
     delivered_ms = core.broker.store.log_ms()
     core.advance(500)
-    new = core.change("orders", "g", one.handle, 60_000)
+    new = core.change("orders", "g", delivery.handle, 60_000)
     assert core.reject("orders", "g", new).code == Code.OK
     (dead,) = dead_letters(core)
     assert dead.token is not None
@@ -136,15 +142,15 @@ def test_a_rejection_and_its_fate_survive_a_restart(clean: bool) -> None:
     core.group("g")
     core.send("orders", b"one")
     core.send("orders", b"two")
-    one, two = core.receive("orders", "g", invisible_ms=600_000)
-    assert core.reject("orders", "g", one.handle).code == Code.OK
+    delivery, two = core.receive("orders", "g", invisible_ms=600_000)
+    assert core.reject("orders", "g", delivery.handle).code == Code.OK
     if clean:
         core.stop()
     else:
         disk.restore_power()
     core.start()
-    assert core.reject("orders", "g", one.handle).code == Code.OK
-    assert "became a dead letter" in core.ack("orders", "g", one.handle)[0].message
+    assert core.reject("orders", "g", delivery.handle).code == Code.OK
+    assert "became a dead letter" in core.ack("orders", "g", delivery.handle)[0].message
     assert core.ack("orders", "g", two.handle)[0].code == Code.OK
     assert len(dead_letters(core)) == 1
 
@@ -155,8 +161,10 @@ def test_a_rejection_that_the_power_cut_took_is_as_if_it_never_was() -> None:
     core.topic("orders", queues=1)
     core.group("g")
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=1_000)
-    core.broker.acks.reject(topic="orders", group="g", handle=one.handle)  # never confirmed
+    (delivery,) = core.receive("orders", "g", invisible_ms=1_000)
+    core.broker.pop.acks.reject(
+        topic="orders", group="g", handle=delivery.handle
+    )  # never confirmed
     disk.restore_power()
     core.start()
     assert dead_letters(core) == []
@@ -175,8 +183,8 @@ def test_a_dead_letter_read_by_another_group_starts_a_life_of_its_own(core: Core
 
 def test_a_token_of_the_first_version_is_still_read() -> None:
     old = struct.pack(">BBHIQIIQQ", 1, 3, 1, 5, 7, 64, 2, 99, 1234)
-    assert RevivalToken.decode(old) == RevivalToken(True, 3, 5, 7, 64, 2, 99, 1234)
-    new = RevivalToken(True, 3, 5, 7, 64, 2, 99, 1234, 5678, DeadReason.REJECTED)
+    assert RevivalToken.decode(old) == RevivalToken(True, EndedDelivery(5, 7, 3), 64, 2, 99, 1234)
+    new = RevivalToken(True, EndedDelivery(5, 7, 3), 64, 2, 99, 1234, 5678, DeadReason.REJECTED)
     assert RevivalToken.decode(new.encode()) == new
     for bad in (b"", b"\x03" + old[1:], old[:-1], b"\x02" + old[1:]):
         with pytest.raises(BadRecord):
@@ -194,9 +202,9 @@ def test_a_delivery_whose_check_point_is_in_memory_only_can_be_rejected() -> Non
     core.group("g", check_points=CheckPoints.BUFFERED)
     for body in (b"one", b"two"):
         core.send("orders", body)
-    one, two = core.receive("orders", "g", invisible_ms=60_000)
+    delivery, two = core.receive("orders", "g", invisible_ms=60_000)
     assert core.reject("orders", "g", two.handle).code == Code.OK
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     disk.restore_power()
     core.start()
     assert [dead.head for dead in dead_letters(core)] == [b"two"]
@@ -207,11 +215,11 @@ def test_a_delivery_whose_check_point_is_in_memory_only_can_be_rejected() -> Non
 
 def test_a_rejection_reads_a_body_where_it_was_while_retention_moves_it(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
+    (delivery,) = core.receive("orders", "g")
     topic = core.broker.registry.topic("orders")
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
-    core.broker.bodies.move(LiveBody(topic.id, 0, 0, unit))
-    request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    core.broker.deliveries.bodies.move(LiveBody(topic.id, 0, 0, unit))
+    request = hop.encode_ack(hop.AckRequest("orders", "g", [delivery.handle]))
     answer = core.ask(Kind.REJECT, request, settle=False)
     assert not answer.heard
     core.run_until_idle()

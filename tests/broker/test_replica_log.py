@@ -55,19 +55,19 @@ def master(folder: Path, *, segment_bytes: int = SEGMENT, tail: int = 1 << 20) -
         message=replace(SMALL.message, max_body_bytes=4096, max_properties_bytes=64),
         broker=replace(SMALL.broker, data=str(folder)),
     )
-    made = CoreBroker(disk=ResidentDisk(), settings=settings)
-    made.broker.store.replicas.keep_tail(tail)
-    made.topic("orders", queues=2)
-    return made
+    broker = CoreBroker(disk=ResidentDisk(), settings=settings)
+    broker.broker.store.replicas.keep_tail(tail)
+    broker.topic("orders", queues=2)
+    return broker
 
 
 def copy_all(source: MessageStore, target: Copy, rng: random.Random) -> None:
     while target.store.end < source.end:
-        found = source.replicas.read_tail(target.store.end, rng.choice((1, 60, 500, 5000, 1 << 20)))
-        if not found:
-            assert found is not None
+        tail = source.replicas.read_tail(target.store.end, rng.choice((1, 60, 500, 5000, 1 << 20)))
+        if not tail:
+            assert tail is not None
             break
-        target.take(found)
+        target.take(tail)
         if rng.random() < 0.5:
             target.settle()
     target.settle()
@@ -82,38 +82,38 @@ def log_bytes(folder: Path) -> dict[str, bytes]:
 def test_a_log_copied_in_blocks_is_equal_byte_by_byte(tmp_path: Path, seed: int, tail: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
-    made = master(tmp_path / "a", tail=tail)
-    copy = Copy(tmp_path / "b", made.settings.store)
+    new_master = master(tmp_path / "a", tail=tail)
+    copy = Copy(tmp_path / "b", new_master.settings.store)
     for _ in range(120):
-        left = SEGMENT - made.broker.store.end % SEGMENT - 80
+        left = SEGMENT - new_master.broker.store.end % SEGMENT - 80
         size = left - rng.choice((0, 1, 55, 56, 57)) if 60 < left < 3000 else rng.randrange(3000)
-        made.send("orders", rng.randbytes(size))
+        new_master.send("orders", rng.randbytes(size))
         if rng.random() < 0.2:
-            copy_all(made.broker.store, copy, rng)
-    copy_all(made.broker.store, copy, rng)
-    assert copy.store.end == copy.store.durable == made.broker.store.end
+            copy_all(new_master.broker.store, copy, rng)
+    copy_all(new_master.broker.store, copy, rng)
+    assert copy.store.end == copy.store.durable == new_master.broker.store.end
     ours, theirs = log_bytes(tmp_path / "a"), log_bytes(tmp_path / "b")
     assert len(theirs) > 5
     assert all(ours[name] == content for name, content in theirs.items())
     copy.store.release_files()
-    again = Copy(tmp_path / "b", made.settings.store)
-    assert again.store.end == made.broker.store.end
+    again = Copy(tmp_path / "b", new_master.settings.store)
+    assert again.store.end == new_master.broker.store.end
     assert again.store.metrics.torn_bytes == 0
 
 
 def test_what_waits_for_the_disk_is_there_for_replicas_already(tmp_path: Path) -> None:
-    made = master(tmp_path / "a")
-    before = made.broker.store.end
+    broker = master(tmp_path / "a")
+    before = broker.broker.store.end
     body = hop.encode_put(
         hop.PutRequest("orders", [hop.PutEntry(MessageType.NORMAL, b"early", b"")])
     )
-    made.ask(Kind.PUT, body, settle=False)
-    assert made.broker.store.durable == before < made.broker.store.end
-    found = made.broker.store.replicas.read_tail(before, 1 << 20)
-    assert found is not None
-    assert b"early" in found
-    made.run_until_idle()
-    assert made.broker.store.replicas.read_tail(before, 1 << 20) == found
+    broker.ask(Kind.PUT, body, settle=False)
+    assert broker.broker.store.durable == before < broker.broker.store.end
+    tail = broker.broker.store.replicas.read_tail(before, 1 << 20)
+    assert tail is not None
+    assert b"early" in tail
+    broker.run_until_idle()
+    assert broker.broker.store.replicas.read_tail(before, 1 << 20) == tail
 
 
 def test_a_position_that_is_not_in_the_log_is_told_from_one_with_nothing_behind(
@@ -125,35 +125,35 @@ def test_a_position_that_is_not_in_the_log_is_told_from_one_with_nothing_behind(
 
 
 def test_a_block_that_is_damaged_or_of_another_position_changes_nothing(tmp_path: Path) -> None:
-    made = master(tmp_path / "a")
-    made.send("orders", b"one")
-    found = made.broker.store.replicas.read_tail(0, 1 << 20)
-    assert found
-    copy = Copy(tmp_path / "b", made.settings.store)
-    broken = bytearray(found)
-    broken[len(found) // 2] ^= 1
-    for data in (bytes(broken), found[:-1], found[:10], b"", found + b"\0" * 60):
+    broker = master(tmp_path / "a")
+    broker.send("orders", b"one")
+    tail = broker.broker.store.replicas.read_tail(0, 1 << 20)
+    assert tail
+    copy = Copy(tmp_path / "b", broker.settings.store)
+    broken = bytearray(tail)
+    broken[len(tail) // 2] ^= 1
+    for data in (bytes(broken), tail[:-1], tail[:10], b"", tail + b"\0" * 60):
         with pytest.raises(BadRecord):
             copy.take(data)
-    copy.take(found)
+    copy.take(tail)
     with pytest.raises(BadRecord):
-        copy.take(found)  # it says position 0
+        copy.take(tail)  # it says position 0
     copy.settle()
-    assert copy.store.durable == copy.store.end == made.broker.store.end
+    assert copy.store.durable == copy.store.end == broker.broker.store.end
 
 
 def test_replies_wait_for_the_confirmation_not_for_this_disk(tmp_path: Path) -> None:
-    made = master(tmp_path / "a")
-    store = made.broker.store
-    heard: list[int] = []
-    store.on_durable = heard.append
+    broker = master(tmp_path / "a")
+    store = broker.broker.store
+    connected: list[int] = []
+    store.on_durable = connected.append
     body = hop.encode_put(hop.PutRequest("orders", [hop.PutEntry(MessageType.NORMAL, b"x", b"")]))
     before = store.confirmed
-    answer = made.ask(Kind.PUT, body)
-    assert heard == [store.end] == [store.durable]
+    answer = broker.ask(Kind.PUT, body)
+    assert connected == [store.end] == [store.durable]
     assert store.confirmed == before
     assert not answer.heard
-    assert made.broker.store.queue(made.broker.registry.topic("orders").id, 1).count == 0
+    assert broker.broker.store.queue(broker.broker.registry.topic("orders").id, 1).count == 0
     store.confirm(store.durable)
     assert answer.body is not None
     store.confirm(before)  # an older one changes nothing
@@ -161,16 +161,16 @@ def test_replies_wait_for_the_confirmation_not_for_this_disk(tmp_path: Path) -> 
 
 
 def test_what_was_cut_is_gone_from_the_disk_and_others_follow(tmp_path: Path) -> None:
-    made = master(tmp_path / "a")
+    broker = master(tmp_path / "a")
     for number in range(40):
-        made.send("orders", b"%d" % number * 300)
-    store = made.broker.store
-    copy = Copy(tmp_path / "b", made.settings.store)
+        broker.send("orders", b"%d" % number * 300)
+    store = broker.broker.store
+    copy = Copy(tmp_path / "b", broker.settings.store)
     ends = [0]
     while copy.store.end < store.end:
-        found = store.replicas.read_tail(copy.store.end, 1)
-        assert found
-        copy.take(found)
+        tail = store.replicas.read_tail(copy.store.end, 1)
+        assert tail
+        copy.take(tail)
         ends.append(copy.store.end)
     done = []
     cut_at = ends[7]
@@ -193,26 +193,26 @@ def test_what_was_cut_is_gone_from_the_disk_and_others_follow(tmp_path: Path) ->
 def test_a_cut_below_the_confirmed_position_or_inside_a_record_breaks_a_rule(
     tmp_path: Path,
 ) -> None:
-    made = master(tmp_path / "a")
-    made.send("orders", b"x" * 100)
-    copy = Copy(tmp_path / "b", made.settings.store)
-    copy_all(made.broker.store, copy, random.Random(1))
+    broker = master(tmp_path / "a")
+    broker.send("orders", b"x" * 100)
+    copy = Copy(tmp_path / "b", broker.settings.store)
+    copy_all(broker.broker.store, copy, random.Random(1))
     copy.store.replicas.truncate(copy.store.end - 3, known=0, done=lambda: None)
     with pytest.raises(AssertionError, match="inside the record"):
         copy.settle()
-    copy = Copy(tmp_path / "c", made.settings.store)
-    copy_all(made.broker.store, copy, random.Random(1))
+    copy = Copy(tmp_path / "c", broker.settings.store)
+    copy_all(broker.broker.store, copy, random.Random(1))
     copy.store.confirm(copy.store.end)
     with pytest.raises(AssertionError, match="confirmed"):
         copy.store.replicas.truncate(0, known=0, done=lambda: None)
 
 
 def test_a_cut_behind_a_damaged_record_removes_nothing_and_names_it(tmp_path: Path) -> None:
-    made = master(tmp_path / "a")
+    broker = master(tmp_path / "a")
     for _ in range(4):
-        made.send("orders", b"x" * 100)
-    copy = Copy(tmp_path / "b", made.settings.store)
-    copy_all(made.broker.store, copy, random.Random(1))
+        broker.send("orders", b"x" * 100)
+    copy = Copy(tmp_path / "b", broker.settings.store)
+    copy_all(broker.broker.store, copy, random.Random(1))
     (log,) = (tmp_path / "b").glob("**/commitlog/*")
     whole = log.read_bytes()
     at = whole.index(b"x" * 100)

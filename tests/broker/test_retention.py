@@ -39,12 +39,12 @@ def fill(core: CoreBroker, count: int, *, every_ms: int = 60_000, topic: str = "
 
 
 def numbers(core: CoreBroker, group: str, topic: str = "orders") -> list[int]:
-    found: list[int] = []
+    results: list[int] = []
     while batch := core.receive(topic, group):
-        for one in batch:
-            found.append(int(one.head[:5]))
-            assert core.ack(topic, group, one.handle)[0].code == Code.OK
-    return sorted(found)
+        for delivery in batch:
+            results.append(int(delivery.head[:5]))
+            assert core.ack(topic, group, delivery.handle)[0].code == Code.OK
+    return sorted(results)
 
 
 @pytest.mark.more
@@ -60,6 +60,7 @@ def test_old_segments_go_and_the_disk_stays_bounded(tmp_path: Path) -> None:
     assert core.broker.store.retention.deleted_segments > 10
 
 
+@pytest.mark.more
 def test_unread_messages_expire_are_counted_and_the_rest_is_read_in_full(tmp_path: Path) -> None:
     core = on(tmp_path)
     core.topic("orders", queues=1)
@@ -70,7 +71,7 @@ def test_unread_messages_expire_are_counted_and_the_rest_is_read_in_full(tmp_pat
     read = numbers(core, "g")
     assert read == list(range(read[0], 300))
     assert 100 < read[0] < 260
-    assert core.broker.pops.metrics.expired == read[0]
+    assert core.broker.pop.service.metrics.expired == read[0]
 
 
 def test_a_message_in_flight_for_longer_than_the_retention_is_moved_and_comes_back(
@@ -93,8 +94,8 @@ def test_a_message_in_flight_for_longer_than_the_retention_is_moved_and_comes_ba
         assert core.broker.table.in_flight == 1
     core.clock.advance(13 * HOUR_MS)
     core.run_steps()
-    back = [one for one in core.receive("orders", "g") if one.head[:5] == b"99999"]
-    assert [one.attempt for one in back] == [2]
+    back = [delivery for delivery in core.receive("orders", "g") if delivery.head[:5] == b"99999"]
+    assert [delivery.attempt for delivery in back] == [2]
     assert back[0].head == b"99999" + BODY
     assert core.ack("orders", "g", new)[0].code == Code.INVALID_RECEIPT_HANDLE
 
@@ -103,8 +104,8 @@ def test_an_acked_message_is_not_moved(tmp_path: Path) -> None:
     core = on(tmp_path)
     core.topic("orders", queues=1)
     core.send("orders", b"00000" + BODY)
-    (one,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
-    core.ack("orders", "g", one.handle)
+    (delivery,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    core.ack("orders", "g", delivery.handle)
     fill(core, 200)
     assert core.broker.store.retention.deleted_segments > 0
     assert core.broker.store.retention.relocated == 0
@@ -180,11 +181,11 @@ def test_a_day_of_retention_with_crashes_loses_no_live_message() -> None:
     def consume() -> None:
         """Ack what is common, hold what is not; nothing stays unread."""
         while batch := core.receive("orders", "holder", invisible_ms=10 * HOUR_MS):
-            for one in batch:
-                if int(one.head[:5]) >= 90_000:
-                    held[int(one.head[:5])] = one.handle
+            for delivery in batch:
+                if int(delivery.head[:5]) >= 90_000:
+                    held[int(delivery.head[:5])] = delivery.handle
                 else:
-                    core.ack("orders", "holder", one.handle)
+                    core.ack("orders", "holder", delivery.handle)
 
     for hour in range(24):
         core.send("orders", b"%05d" % (90_000 + hour) + BODY)
@@ -228,7 +229,7 @@ def test_a_topic_may_keep_its_messages_for_less_than_the_store(tmp_path: Path) -
         core.clock.advance(60_000)
         core.run_steps()
     assert numbers(core, "g", "events") == list(range(20, 30))
-    assert core.broker.pops.metrics.expired == 20
+    assert core.broker.pop.service.metrics.expired == 20
     assert numbers(core, "g", "orders") == list(range(30))
     core.stop()
     core.clock.advance(5 * 60_000)
@@ -244,7 +245,7 @@ def test_a_message_in_flight_outlives_the_retention_of_its_topic(tmp_path: Path)
     core.send("events", b"00001")
     core.receive("events", "g", invisible_ms=30 * 60_000)
     core.advance(31 * 60_000)
-    assert [one.attempt for one in core.receive("events", "g")] == [2]
+    assert [delivery.attempt for delivery in core.receive("events", "g")] == [2]
 
 
 @pytest.mark.parametrize("check_points", CheckPoints)

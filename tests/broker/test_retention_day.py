@@ -72,8 +72,8 @@ class Day:
     def hold_one(self, number: int) -> None:
         body = b"held %02d" % number
         self.core.send("held", body)
-        (one,) = self.core.receive("held", "holder", invisible_ms=10 * HOUR_MS)
-        self.held[body] = one.handle
+        (delivery,) = self.core.receive("held", "holder", invisible_ms=10 * HOUR_MS)
+        self.held[body] = delivery.handle
 
     def keep_holding(self) -> None:
         for body, handle in self.held.items():
@@ -128,12 +128,12 @@ class Day:
     # -- and afterwards
 
     def received(self, topic: str, group: str = "g") -> list[bytes]:
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         while batch := self.core.receive(topic, group):
-            acked = self.core.ack(topic, group, *(one.handle for one in batch))
-            assert {one.code for one in acked} == {Code.OK}
-            found += batch
-        return [one.head for one in found]
+            acked = self.core.ack(topic, group, *(delivery.handle for delivery in batch))
+            assert {result.code for result in acked} == {Code.OK}
+            deliveries += batch
+        return [delivery.head for delivery in deliveries]
 
     def commit(self, name: str) -> None:
         request = transaction_pb2.EndTransactionRequest(
@@ -173,7 +173,7 @@ def test_a_day_of_retention_deletes_nothing_that_is_pending_and_bounds_the_disk(
     assert day.received("keys", "ordered") == []
     day.core.run_steps()  # a1 came back long ago, and is parked as well
     registry = day.core.broker.registry
-    day.core.broker.parking.apply_action(
+    day.core.broker.fifo.parking.apply_action(
         registry.group("ordered"), registry.topic("keys"), "a", UnparkAction.RESUME
     )
     day.core.run_steps()

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from broker.index_pieces import index_files
 
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import index_unit
@@ -37,10 +38,10 @@ def test_a_new_queue_costs_the_loop_no_sync_of_a_folder(tmp_path: Path) -> None:
     queue.flush()
     assert disk.synced == []
     assert len(os.listdir(topic / "3")) == 1
-    for one in queue.files():
-        one.sync()
-    wanted = [tmp_path, tmp_path / "consumequeue", topic, topic / "3"]
-    assert disk.synced == [str(path) for path in wanted]
+    for file in queue.files():
+        file.sync()
+    expected = [tmp_path, tmp_path / "consumequeue", topic, topic / "3"]
+    assert disk.synced == [str(path) for path in expected]
     assert len(queue.files()) == 1, "a name that is durable is synced again"
 
 
@@ -51,12 +52,14 @@ def test_a_checkpoint_vouches_for_names_too() -> None:
     keeper = CheckpointScheduler(disk, "data", InlineFlusher(), lambda error: None)
     queue.append(index_unit(100, 50, 0), 100)
     queue.flush()
-    keeper.step(queue.files, lambda: StoreCheckpoint(150), now_ms=20_000, wanted=False)
+    keeper.step(
+        index_files(*queue.files()), lambda: StoreCheckpoint(150), now_ms=20_000, requested=False
+    )
     disk.restore_power()
     assert keeper.read().position == 150
-    found = ConsumeQueue(disk, "data/consumequeue/7/3")
-    found.load(trusted_position=150, log_start=0)
-    assert found.count == 1
+    found_queue = ConsumeQueue(disk, "data/consumequeue/7/3")
+    found_queue.load(trusted_position=150, log_start=0)
+    assert found_queue.count == 1
 
 
 def test_folders_that_a_killed_process_made_are_durable_with_the_next_checkpoint(
@@ -71,8 +74,8 @@ def test_folders_that_a_killed_process_made_are_durable_with_the_next_checkpoint
     queue = ConsumeQueue(disk, f"{topic}/3")
     queue.load(trusted_position=150, log_start=0)
     disk.synced.clear()
-    for one in queue.files():
-        one.sync()
+    for file in queue.files():
+        file.sync()
     assert disk.synced == [str(tmp_path / "consumequeue"), str(topic)]
 
 

@@ -27,11 +27,11 @@ def settings(**dedup: int) -> Settings:
 
 
 def broker(**dedup: int) -> CoreBroker:
-    made = CoreBroker(settings=settings(**dedup))
-    made.topic("orders", queues=4, type=MessageType.MIXED)
-    made.topic("others", queues=1)
-    made.group("g")
-    return made
+    new_broker = CoreBroker(settings=settings(**dedup))
+    new_broker.topic("orders", queues=4, type=MessageType.MIXED)
+    new_broker.topic("others", queues=1)
+    new_broker.group("g")
+    return new_broker
 
 
 @pytest.fixture

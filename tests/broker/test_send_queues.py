@@ -24,8 +24,8 @@ def test_a_message_without_a_group_goes_into_a_queue_that_is_there(kind: Message
     assert put(core, kind, 6, due_ms=due_ms)[:1] == (Code.OK,)
     core.advance(3_000)
     if kind is not MessageType.TRANSACTION:
-        (one,) = core.receive("orders", "g")
-        assert one.queue_id == 2
+        (delivery,) = core.receive("orders", "g")
+        assert delivery.queue_id == 2
 
 
 def test_one_with_a_message_group_is_to_be_sent_again_so_that_it_keeps_its_queue() -> None:
@@ -55,6 +55,6 @@ def test_a_first_check_at_a_time_that_is_none_is_refused_and_others_are_stored(
     ]
     reply = core.reply(Kind.PUT, hop.encode_put(PutRequest("orders", halves)))
     results = hop.decode_put_reply(reply)
-    assert [one.code for one in results] == [Code.OK, Code.BAD_REQUEST, Code.OK]
+    assert [result.code for result in results] == [Code.OK, Code.BAD_REQUEST, Code.OK]
     assert f"a first check {check_ms} ms after the send" in results[1].message
     assert len(core.broker.transactions.table.pending) == 2

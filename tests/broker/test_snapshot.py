@@ -47,10 +47,10 @@ def snapshot_files(folder: Path) -> list[Path]:
 
 
 def bodies(core: CoreBroker, group: str = "reader") -> list[bytes]:
-    found: list[bytes] = []
+    results: list[bytes] = []
     while batch := core.receive("orders", group):
-        found += (one.head for one in batch)
-    return sorted(found)
+        results += (delivery.head for delivery in batch)
+    return sorted(results)
 
 
 def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]) -> None:
@@ -63,7 +63,7 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
             limit, attempt_id = rng.randrange(1, 9), f"attempt {number}"
             request = pop("orders", "g", limit=limit, attempt_id=attempt_id)
             reply = core.reply(Kind.POP, request)
-            handles += (one.handle for one in hop.decode_pop_reply(reply).deliveries)
+            handles += (delivery.handle for delivery in hop.decode_pop_reply(reply).deliveries)
         case "ack" if handles:
             core.ack("orders", "g", handles.pop(rng.randrange(len(handles))))
         case "change" if handles:
@@ -85,13 +85,14 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
             core.reply(Kind.RESET_OFFSET, reset.SerializeToString())
         case "time":
             core.clock.advance(rng.randrange(3_000))
-            core.broker.revive.step()
-            core.broker.parking.step()
+            core.broker.pop.revive.step()
+            core.broker.fifo.parking.step()
             core.run_until_idle()
         case _:
             core.topic(f"topic-{number}")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("group_type", GroupType)
 def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_type: GroupType
@@ -121,7 +122,7 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     position = writer.head.position
     assert pieces > 50
     if group_type is GroupType.FIFO:
-        assert core.broker.parking.parked > 0
+        assert core.broker.fifo.parking.parked > 0
     assert position < store.end - 10_000
     shutil.copytree(tmp_path / "a" / "commitlog", tmp_path / "b" / "commitlog")
     cut_log(tmp_path / "b", position)
@@ -170,13 +171,13 @@ def test_a_start_reads_only_what_stands_behind_the_snapshot(tmp_path: Path) -> N
     for number in range(300):
         core.send("orders", b"%03d" % number)
     taken = core.receive("orders", "g", limit=32)
-    core.ack("orders", "g", *(one.handle for one in taken[:16]))
+    core.ack("orders", "g", *(entry.handle for entry in taken[:16]))
     core.stop()
     again = real_core(tmp_path)
     assert again.broker.store.metrics.recovered_records == 0
     assert len(bodies(again)) == 300
-    for one in taken[16:]:
-        assert again.ack("orders", "g", one.handle)[0].code == Code.OK
+    for delivery in taken[16:]:
+        assert again.ack("orders", "g", delivery.handle)[0].code == Code.OK
     assert len(bodies(again, group="g")) == 300 - 32
     assert again.ack("orders", "g", taken[0].handle)[0].code == Code.OK
 
@@ -219,7 +220,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_older_one_and_then_for_the_lo
         core.send("orders", b"%04d" % number)
         core.run_steps()
     taken = core.receive("orders", "g", limit=20)
-    core.ack("orders", "g", *(one.handle for one in taken))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken))
     kill(core)
     files = snapshot_files(tmp_path)
     for file in files[-damaged:]:
@@ -259,9 +260,9 @@ def test_a_snapshot_whose_head_an_older_popmq_did_not_check_is_good(tmp_path: Pa
     end = whole[last:-8] + (int.from_bytes(whole[-8:], "big") - 1).to_bytes(8, "big")
     made_before = whole[: check.start] + whole[check.stop : last - 9]
     file.write_bytes(made_before + crc32c(front + end).to_bytes(4, "big") + front + end)
-    found = read_snapshot(ResidentDisk(), str(file))
-    assert found is not None
-    assert found.head.position == int(file.name)
+    snapshot = read_snapshot(ResidentDisk(), str(file))
+    assert snapshot is not None
+    assert snapshot.head.position == int(file.name)
     core = real_core(tmp_path)
     assert core.broker.store.snapshots.position == int(file.name)
     assert core.broker.registry.find_topic("orders") is not None
@@ -294,15 +295,15 @@ def test_a_snapshot_is_restored_without_a_second_copy_of_it_in_memory(tmp_path: 
     writer.run_to_end()
     tracemalloc.start()
     try:
-        found = read_snapshot(ResidentDisk(), writer.path)
-        assert found is not None
-        for number, content in found.pieces():
+        snapshot = read_snapshot(ResidentDisk(), writer.path)
+        assert snapshot is not None
+        for number, content in snapshot.pieces():
             if number == table.table_number:
                 table.restore(content)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (table.taken, found.head, found.state_hash) == (200, head, writer.state_hash)
+    assert (table.taken, snapshot.head, snapshot.state_hash) == (200, head, writer.state_hash)
     assert peak < 1.2 * 200 * 20_000
 
 
@@ -368,9 +369,9 @@ def test_a_body_that_cannot_be_read_any_more_does_not_hold_the_queue_back(tmp_pa
         log.seek(at)
         log.write(b"DAMAGED")
     core.advance(1_500)
-    (one,) = core.receive("orders", "g")
-    assert (one.head, one.attempt) == (b"good", 2)
-    assert core.broker.revive.lost == 1
+    (delivery,) = core.receive("orders", "g")
+    assert (delivery.head, delivery.attempt) == (b"good", 2)
+    assert core.broker.pop.revive.lost == 1
     topic, group = core.broker.registry.topic("orders"), core.broker.registry.group("g")
     progress = core.broker.table.progress(group.id, topic.id, 0)
     assert progress is not None
@@ -385,8 +386,8 @@ def test_a_changed_delivery_of_a_deleted_topic_is_not_looked_at_after_a_snapshot
     core.topic("orders")
     core.group("g")
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=5_000)
-    handle = core.change("orders", "g", one.handle, 20_000)
+    (delivery,) = core.receive("orders", "g", invisible_ms=5_000)
+    handle = core.change("orders", "g", delivery.handle, 20_000)
     core.stop()
     core = real_core(tmp_path)
     assert core.broker.store.snapshots.position

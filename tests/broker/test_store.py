@@ -38,10 +38,10 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def bodies(core: CoreBroker, topic: str = "orders", group: str = "reader") -> list[bytes]:
-    found: list[bytes] = []
+    results: list[bytes] = []
     while batch := core.receive(topic, group):
-        found += (one.head for one in batch)
-    return sorted(found)
+        results += (delivery.head for delivery in batch)
+    return sorted(results)
 
 
 def last_record(folder: Path, end: int) -> tuple[Path, int, int]:
@@ -58,13 +58,13 @@ def last_record(folder: Path, end: int) -> tuple[Path, int, int]:
 def test_a_tail_cut_at_any_byte_of_its_last_record_loses_that_record_only(
     tmp_path: Path,
 ) -> None:
-    made = real_core(tmp_path / "made")
-    made.topic("orders", queues=1)
-    made.send("orders", b"kept")
-    before = made.broker.store.end
-    made.send("orders", b"torn")
-    end = made.broker.store.end
-    kill(made)
+    broker = real_core(tmp_path / "made")
+    broker.topic("orders", queues=1)
+    broker.send("orders", b"kept")
+    before = broker.broker.store.end
+    broker.send("orders", b"torn")
+    end = broker.broker.store.end
+    kill(broker)
     file, first, last = last_record(tmp_path / "made", end)
     whole = file.read_bytes()
     (tmp_path / "made" / "checkpoint").unlink(missing_ok=True)
@@ -81,12 +81,12 @@ def test_a_tail_cut_at_any_byte_of_its_last_record_loses_that_record_only(
 
 
 def test_a_flipped_bit_in_the_tail_record_is_never_read_as_a_message(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
-    made.send("orders", b"kept")
-    made.send("orders", b"flipped")
-    kill(made)
-    file, first, last = last_record(tmp_path, made.broker.store.end)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
+    broker.send("orders", b"kept")
+    broker.send("orders", b"flipped")
+    kill(broker)
+    file, first, last = last_record(tmp_path, broker.broker.store.end)
     (tmp_path / "checkpoint").unlink(missing_ok=True)
     whole = file.read_bytes()
     for at in range(first, last):
@@ -99,11 +99,11 @@ def test_a_flipped_bit_in_the_tail_record_is_never_read_as_a_message(tmp_path: P
 
 
 def test_what_was_cut_is_gone_from_the_disk(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
-    made.send("orders", b"cut me off")
-    kill(made)
-    file, first, _ = last_record(tmp_path, made.broker.store.end)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
+    broker.send("orders", b"cut me off")
+    kill(broker)
+    file, first, _ = last_record(tmp_path, broker.broker.store.end)
     data = bytearray(file.read_bytes())
     data[first + HEADER_SIZE] ^= 1
     file.write_bytes(data)
@@ -114,19 +114,19 @@ def test_what_was_cut_is_gone_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_damage_below_the_checkpoint_is_refused_with_file_and_position(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
-    position = made.broker.store.end
-    made.send("orders", b"precious")
-    made.send("orders", b"behind")
-    made.advance(11_000)  # a checkpoint
-    kill(made)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
+    position = broker.broker.store.end
+    broker.send("orders", b"precious")
+    broker.send("orders", b"behind")
+    broker.advance(11_000)  # a checkpoint
+    kill(broker)
     file = log_files(tmp_path)[0]
     data = bytearray(file.read_bytes())
     data[position + HEADER_SIZE] ^= 1
     file.write_bytes(data)
-    said = f"commitlog/{file.name}: no intact record at position {position}"
-    with pytest.raises(StoreDamaged, match=said):
+    text = f"commitlog/{file.name}: no intact record at position {position}"
+    with pytest.raises(StoreDamaged, match=text):
         real_core(tmp_path)
     assert file.read_bytes() == bytes(data), "the log was changed"
 
@@ -167,13 +167,13 @@ def garble_checkpoint(folder: Path) -> None:
 
 def test_a_start_that_rebuilds_the_index_still_knows_what_was_durable(tmp_path: Path) -> None:
     """It lowers the checkpoint; a loss after a crash right then is a loss all the same."""
-    made = real_core(tmp_path)
-    made.topic("orders")
+    broker = real_core(tmp_path)
+    broker.topic("orders")
     for number in range(50):
-        made.send("orders", b"%03d" % number)
-    made.advance(11_000)  # a checkpoint
-    kill(made)
-    vouched = made.broker.store.checkpoints.position
+        broker.send("orders", b"%03d" % number)
+    broker.advance(11_000)  # a checkpoint
+    kill(broker)
+    vouched = broker.broker.store.checkpoints.position
     remove_index(tmp_path)
     kill(real_core(tmp_path))
     lowered = read_checkpoint(ResidentDisk(), f"{tmp_path}/checkpoint")
@@ -190,8 +190,8 @@ def test_a_checkpoint_of_version_1_vouches_for_records_but_not_for_the_index(
     body = struct.pack(">QIIQ", 4711, 3, 0, 1_700_000_000_000)
     path = tmp_path / "checkpoint"
     path.write_bytes(struct.pack(">8sII", b"popmqckp", 1, crc32c(body)) + body)
-    found = read_checkpoint(ResidentDisk(), str(path))
-    assert found == StoreCheckpoint(0, 3, 1_700_000_000_000, durable=4711)
+    checkpoint = read_checkpoint(ResidentDisk(), str(path))
+    assert checkpoint == StoreCheckpoint(0, 3, 1_700_000_000_000, durable=4711)
     path.write_bytes(path.read_bytes() + b"12345678")
     assert read_checkpoint(ResidentDisk(), str(path)) is None
 
@@ -212,35 +212,35 @@ def test_a_checkpoint_of_version_1_vouches_for_records_but_not_for_the_index(
 def test_index_files_are_rebuilt_from_the_log(
     tmp_path: Path, damage: Callable[[Path], None], clean: bool
 ) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=3)
+    new_core = real_core(tmp_path)
+    new_core.topic("orders", queues=3)
     sent = [b"%03d" % number for number in range(50)]
     for body in sent:
-        made.send("orders", body)
-    acked = made.receive("orders", "worker", limit=7)
-    made.ack("orders", "worker", *(one.handle for one in acked))
-    made.advance(11_000)  # a checkpoint
+        new_core.send("orders", body)
+    acked = new_core.receive("orders", "worker", limit=7)
+    new_core.ack("orders", "worker", *(delivery.handle for delivery in acked))
+    new_core.advance(11_000)  # a checkpoint
     if clean:
-        made.stop()
+        new_core.stop()
     else:
-        kill(made)
+        kill(new_core)
     damage(tmp_path)
     core = real_core(tmp_path)
     assert bodies(core) == sent
-    rest = sorted(set(sent) - {one.head for one in acked})
+    rest = sorted(set(sent) - {delivery.head for delivery in acked})
     assert bodies(core, group="worker") == rest
     core.stop()
 
 
 def test_records_cross_many_segments_and_all_come_back(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
     sent = [bytes([number]) * (190_000 + number) for number in range(20)]
     for body in sent:
-        made.send("orders", body)
+        broker.send("orders", body)
     assert len(log_files(tmp_path)) >= 4
     assert all(file.stat().st_size == 1 << 20 for file in log_files(tmp_path))
-    kill(made)
+    kill(broker)
     assert bodies(real_core(tmp_path)) == sent
 
 
@@ -248,18 +248,20 @@ def test_records_cross_many_segments_and_all_come_back(tmp_path: Path) -> None:
 def test_a_segment_that_ends_with_few_bytes_left_is_continued_in_the_next(
     tmp_path: Path, left: int
 ) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
+    new_core = real_core(tmp_path)
+    new_core.topic("orders", queues=1)
     for _ in range(4):
-        made.send("orders", bytes(200_000))
+        new_core.send("orders", bytes(200_000))
     overhead = 80
-    room = (1 << 20) - made.broker.store.end - overhead - left
-    made.send("orders", b"x" * room)
-    (last,) = made.broker.store.queue(made.broker.registry.topic("orders").id, 0).units(4, 1)
+    room = (1 << 20) - new_core.broker.store.end - overhead - left
+    new_core.send("orders", b"x" * room)
+    (last,) = new_core.broker.store.queue(new_core.broker.registry.topic("orders").id, 0).units(
+        4, 1
+    )
     assert last.position + last.size == (1 << 20) - left
-    assert made.broker.store.end == (1 << 20) - (left if left >= 56 else 0)
-    made.send("orders", b"y" * 300)
-    kill(made)
+    assert new_core.broker.store.end == (1 << 20) - (left if left >= 56 else 0)
+    new_core.send("orders", b"y" * 300)
+    kill(new_core)
     core = real_core(tmp_path)
     assert bodies(core)[-1] == b"y" * 300
     assert len(bodies(core, group="again")) == 6
@@ -289,21 +291,21 @@ def test_an_older_segment_that_was_written_but_not_synced_is_synced_at_the_next_
 
 
 def test_settings_that_do_not_fit_the_files_are_refused(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
     for _ in range(6):
-        made.send("orders", bytes(200_000))
-    made.stop()
+        broker.send("orders", bytes(200_000))
+    broker.stop()
     other = replace(small_on(tmp_path), store=StoreSettings(segment_bytes=3 << 19))
     with pytest.raises(StoreDamaged, match=r"store\.segment_bytes"):
         CoreBroker(disk=ResidentDisk(), settings=other)
 
 
 def test_a_store_of_one_segment_is_not_cut_to_a_smaller_segment_size(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
-    made.send("orders", b"kept")
-    kill(made)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
+    broker.send("orders", b"kept")
+    kill(broker)
     for file in log_files(tmp_path)[1:]:
         file.unlink()  # reserved ones
     whole = log_files(tmp_path)[0].read_bytes()
@@ -314,11 +316,11 @@ def test_a_store_of_one_segment_is_not_cut_to_a_smaller_segment_size(tmp_path: P
 
 
 def test_a_missing_segment_in_the_middle_is_refused(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
     for _ in range(12):
-        made.send("orders", bytes(200_000))
-    made.stop()
+        broker.send("orders", bytes(200_000))
+    broker.stop()
     log_files(tmp_path)[1].unlink()
     with pytest.raises(StoreDamaged, match="one is missing"):
         real_core(tmp_path)
@@ -345,12 +347,12 @@ def test_each_start_has_its_own_epoch(tmp_path: Path) -> None:
 def test_damage_with_later_confirmed_records_behind_it_is_refused_even_without_a_checkpoint(
     tmp_path: Path,
 ) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
-    position = made.broker.store.end
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
+    position = broker.broker.store.end
     for body in (b"damaged", b"one", b"two"):
-        made.send("orders", body)
-    kill(made)
+        broker.send("orders", body)
+    kill(broker)
     (tmp_path / "checkpoint").unlink(missing_ok=True)
     file = log_files(tmp_path)[0]
     data = bytearray(file.read_bytes())
@@ -362,11 +364,11 @@ def test_damage_with_later_confirmed_records_behind_it_is_refused_even_without_a
 
 
 def test_a_padding_of_the_wrong_size_is_not_believed(tmp_path: Path) -> None:
-    made = real_core(tmp_path)
-    made.topic("orders", queues=1)
+    broker = real_core(tmp_path)
+    broker.topic("orders", queues=1)
     for _ in range(6):
-        made.send("orders", bytes(200_000))
-    made.stop()
+        broker.send("orders", bytes(200_000))
+    broker.stop()
     file = log_files(tmp_path)[0]
     data = bytearray(file.read_bytes())
     at = 0

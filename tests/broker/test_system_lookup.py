@@ -25,8 +25,8 @@ def core() -> CoreBroker:
     return broker
 
 
-def find(core: CoreBroker, topic: str, **wanted: int | str) -> pb.FindMessagesReply:
-    request = pb.FindMessagesRequest(topic=topic, **wanted)  # type: ignore[arg-type]
+def find(core: CoreBroker, topic: str, **expected: int | str) -> pb.FindMessagesReply:
+    request = pb.FindMessagesRequest(topic=topic, **expected)  # type: ignore[arg-type]
     answer = core.ask(Kind.FIND_MESSAGES, request.SerializeToString())
     if answer.error is not None:
         raise answer.error
@@ -36,11 +36,11 @@ def find(core: CoreBroker, topic: str, **wanted: int | str) -> pb.FindMessagesRe
 
 def records(core: CoreBroker, topic: str, queue_id: int = 0) -> list[dict[str, object]]:
     reply = find(core, topic, queue_id=queue_id, stored_ms=0, limit=64)
-    return [json.loads(found.record) for found in reply.messages]
+    return [json.loads(message.record) for message in reply.messages]
 
 
-def refusal(core: CoreBroker, topic: str, **wanted: int | str) -> tuple[Code, str]:
-    request = pb.FindMessagesRequest(topic=topic, **wanted)  # type: ignore[arg-type]
+def refusal(core: CoreBroker, topic: str, **expected: int | str) -> tuple[Code, str]:
+    request = pb.FindMessagesRequest(topic=topic, **expected)  # type: ignore[arg-type]
     error = core.ask(Kind.FIND_MESSAGES, request.SerializeToString()).error
     assert error is not None
     return error.code, str(error)
@@ -49,29 +49,31 @@ def refusal(core: CoreBroker, topic: str, **wanted: int | str) -> tuple[Code, st
 def test_the_key_that_signs_handles_is_not_shown(core: CoreBroker) -> None:
     shown = records(core, topics.META_TOPIC)
     assert {"record": "META", "receipt_key": "not shown"} in shown
-    assert core.broker.registry.receipt_key.hex() not in json.dumps(shown)
+    assert core.broker.registry.signing_keys.newest.secret.hex() not in json.dumps(shown)
 
 
 def test_topics_and_groups_are_shown_as_they_were_written(core: CoreBroker) -> None:
     shown = records(core, topics.META_TOPIC)
-    assert any(one.get("topic", {}).get("name") == "orders" for one in shown)  # type: ignore[attr-defined]
-    assert any(one.get("group", {}).get("name") == "g" for one in shown)  # type: ignore[attr-defined]
+    assert any(manifest.get("topic", {}).get("name") == "orders" for manifest in shown)  # type: ignore[attr-defined]
+    assert any(manifest.get("group", {}).get("name") == "g" for manifest in shown)  # type: ignore[attr-defined]
 
 
 def test_check_points_and_acks_are_shown(core: CoreBroker) -> None:
     (first, *_) = core.receive("orders", "g")
     core.ack("orders", "g", first.handle)
     shown = [
-        one for queue_id in range(topics.REVIVE_QUEUES) for one in records(core, REVIVE, queue_id)
+        record
+        for queue_id in range(topics.REVIVE_QUEUES)
+        for record in records(core, REVIVE, queue_id)
     ]
-    assert [one["kind"] for one in shown] == ["check_point", "ack"]
+    assert [manifest["kind"] for manifest in shown] == ["check_point", "ack"]
     assert shown[0]["topic_id"] == core.broker.registry.topic("orders").id
 
 
 def test_offsets_are_shown(core: CoreBroker) -> None:
     core.group("buffered", check_points=CheckPoints.BUFFERED)
     got = core.receive("orders", "buffered")
-    core.ack("orders", "buffered", *(one.handle for one in got))
+    core.ack("orders", "buffered", *(delivery.handle for delivery in got))
     shown = records(core, topics.OFFSETS_TOPIC)
     assert shown[-1]["queue_offset"] == 3
     assert shown[-1]["group_id"] == core.broker.registry.group("buffered").id
@@ -130,8 +132,8 @@ def test_reading_a_system_topic_changes_nothing(core: CoreBroker, topic: str) ->
 def test_what_a_system_topic_does_not_have_is_refused_in_words(
     core: CoreBroker, topic: str, wanted: dict[str, int | str], code: Code, words: str
 ) -> None:
-    found, text = refusal(core, topic, **wanted)
-    assert found is code
+    found_refusal, text = refusal(core, topic, **wanted)
+    assert found_refusal is code
     assert words in text
 
 

@@ -26,8 +26,8 @@ def create(core: CoreBroker, name: str, *brokers: str) -> tuple[str, ...]:
 
 def add_without_a_list(core: CoreBroker, kind: MessageType, *, retention_ms: int = 0) -> None:
     """As brokers made topics before a controller had named any group."""
-    made = TopicConfig(0, kind.name.lower(), queues=1, type=kind, retention_ms=retention_ms)
-    core.broker.registry.create_topic(made)
+    topic = TopicConfig(0, kind.name.lower(), queues=1, type=kind, retention_ms=retention_ms)
+    core.broker.registry.create_topic(topic)
     core.run_until_idle()
 
 

@@ -77,13 +77,13 @@ def units_file(folder: Path) -> Path:
 
 
 def taken(core: CoreBroker, expression: str = "") -> list[bytes]:
-    found: list[bytes] = []
+    results: list[bytes] = []
     while True:
         request = pop("orders", "g" + expression, expression=expression)
         batch = hop.decode_pop_reply(core.reply(Kind.POP, request)).deliveries
         if not batch:
-            return found
-        found += (one.head for one in batch)
+            return results
+        results += (delivery.head for delivery in batch)
 
 
 @pytest.mark.parametrize("byte", range(UNIT_SIZE))
@@ -126,10 +126,10 @@ def test_a_damaged_unit_is_looked_for_off_the_loop(tmp_path: Path) -> None:
     request = pop("orders", "g", limit=3)
     answer = core.ask(Kind.POP, request, settle=False)
     assert not answer.heard
-    assert core.broker.pops.metrics.cold_pops == 1
+    assert core.broker.pop.service.metrics.cold_pops == 1
     core.run_until_idle()
     assert answer.body is not None
-    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == sent[:3]
+    assert [delivery.head for delivery in hop.decode_pop_reply(answer.body).deliveries] == sent[:3]
 
 
 def test_a_damaged_unit_of_a_damaged_record_harms_that_message_only(tmp_path: Path) -> None:

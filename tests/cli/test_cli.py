@@ -1,18 +1,20 @@
 """What the commands understand, build and print; end to end they are tested elsewhere."""
 
-import argparse
 import gzip
 import json
+import shlex
 import socket
-import subprocess
 import sys
 import zlib
 from pathlib import Path
 
+import click
 import pytest
+from cli.parsing import parsed
 from google.protobuf.timestamp_pb2 import Timestamp
+from programs import run_program
 
-from popmq.cli.__main__ import MODULES, build_parser, main
+from popmq.cli.__main__ import main
 from popmq.cli.client import (
     CallRefused,
     check_status,
@@ -20,16 +22,18 @@ from popmq.cli.client import (
     messages_of,
     new_client_id,
 )
+from popmq.cli.commands import COMMANDS, parse, root
 from popmq.cli.message_ids import MessageIds
-from popmq.cli.messages import as_json, as_line, body_of, built, one_per_broker
-from popmq.cli.metadata import columns, format_duration
+from popmq.cli.messages import as_line, message_fields
+from popmq.cli.recv import one_per_broker
+from popmq.cli.send import body_of, built
+from popmq.cli.terminal.command_line import Invocation
+from popmq.cli.terminal.output import columns
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
-
-
-def parsed(*argv: str, environ: dict[str, str] | None = None) -> argparse.Namespace:
-    return build_parser(environ or {}).parse_args(argv)
+from tools import command_examples, plain_english
+from tools.command_examples import commands_below
 
 
 def sent(*argv: str) -> api.Message:
@@ -45,11 +49,14 @@ def received(body: bytes = b"hello", **properties: object) -> api.Message:
     return message
 
 
-def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine() -> None:
-    there = {"POPMQ_ENDPOINT": "there:1"}
+def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("POPMQ_ENDPOINT", raising=False)
     assert parsed("topic", "list").endpoint == "127.0.0.1:8081"
-    assert parsed("topic", "list", environ=there).endpoint == "there:1"
-    assert parsed("topic", "list", "--endpoint", "here:2", environ=there).endpoint == "here:2"
+    monkeypatch.setenv("POPMQ_ENDPOINT", "there:1")
+    assert parsed("topic", "list").endpoint == "there:1"
+    assert parsed("topic", "list", "--endpoint", "here:2").endpoint == "here:2"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,6 @@ def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine(
     [
         ["send", "t", "b"],
         ["recv", "t", "--group", "g"],
-        ["config"],
         *(["topic", action, "t"] for action in ("create", "alter", "delete", "show")),
         *(["group", action, "g"] for action in ("create", "alter", "delete", "show")),
         *(
@@ -76,8 +82,8 @@ def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine(
 def test_every_command_takes_an_endpoint_and_json(command: list[str]) -> None:
     args = parsed(*command, "--json", "--endpoint", "[::1]:9")
     assert args.json
+    assert args.output == "jsonl"
     assert args.endpoint == "[::1]:9"
-    assert callable(args.run)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,8 @@ def test_every_command_takes_an_endpoint_and_json(command: list[str]) -> None:
 )
 def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
-    assert "usage: popmq" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "Usage: popmq" in error
 
 
 @pytest.mark.parametrize(
@@ -130,9 +137,9 @@ def test_a_number_that_is_too_large_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["--groups", "0"], "--groups 0: 1 to 26"),
-        (["--replicas", "10"], "--replicas 10: 1 to 9"),
-        (["--groups", "2", "--replicas", "30"], "--replicas 30: 1 to 9"),
+        (["--groups", "0"], "'--groups': '0' is not a number from 1 to 26"),
+        (["--replicas", "10"], "'--replicas': '10' is not a number from 1 to 9"),
+        (["--groups", "2", "--replicas", "30"], "'--replicas': '30' is not a number from 1 to 9"),
     ],
 )
 def test_a_cluster_of_an_impossible_shape_is_refused_before_it_has_a_folder(
@@ -140,8 +147,8 @@ def test_a_cluster_of_an_impossible_shape_is_refused_before_it_has_a_folder(
 ) -> None:
     folder = tmp_path / "data"
     ports = ["--port", "0", "--http-port", "0"]
-    assert main(["up", *argv, "--data", str(folder), *ports]) == 1
-    assert capsys.readouterr().err == f"popmq: {why}\n"
+    assert main(["up", *argv, "--data", str(folder), *ports]) == 2
+    assert why in capsys.readouterr().err
     assert not folder.exists()
 
 
@@ -167,33 +174,50 @@ def test_a_body_that_is_no_text_is_sent_as_it_is() -> None:
     assert body_of(parsed("send", "t", "caf\u00e9 \udcff")) == "caf\u00e9 ".encode() + b"\xff"
 
 
-def commands_of(parser: argparse.ArgumentParser) -> set[str]:
-    (actions,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
-    return set(actions.choices)
+def test_every_command_says_what_it_does_with_an_example() -> None:
+    for name, result in commands_below("popmq", root()):
+        assert result.help, name
+        if not isinstance(result, click.Group):
+            assert "Examples:" in (result.epilog or ""), name
+            assert f"popmq {name.removeprefix('popmq ')}" in (result.epilog or ""), name
 
 
-def test_the_table_of_modules_names_every_command() -> None:
-    named = {command for commands in MODULES.values() for command in commands}
-    assert commands_of(build_parser({})) == named | {"config"}
-    for command in named | {"config"}:
-        assert command in commands_of(build_parser({}, command))
-    assert commands_of(build_parser({}, "no-such")) == named | {"config"}
+def test_popmq_accepts_every_example_of_its_help_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("order.json").touch()
+    for _, command in commands_below("popmq", root()):
+        lines = (command.epilog or "").partition("Examples:\n")[2].splitlines()
+        for line in (line.strip() for line in lines):
+            words = shlex.split(line.rpartition(" | ")[2].partition(" > ")[0])
+            if words[0] == "popmq":
+                assert isinstance(parse(words[1:]), Invocation), line
 
 
-def test_every_action_is_in_its_commands_help_and_every_command_in_the_operators_table() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "operating.md").read_text(encoding="utf-8")
+def test_help_texts_are_plain_english() -> None:
+    texts = {
+        text
+        for _, result in commands_below("popmq", root())
+        for text in (
+            result.help or "",
+            result.short_help or "",
+            *(part.help or "" for part in result.params if isinstance(part, click.Option)),
+        )
+    }
+    assert len(texts) > 100
+    assert [text for text in sorted(texts) if list(plain_english.findings(text))] == []
+
+
+def test_every_command_is_in_the_tables_of_commands() -> None:
+    page = command_examples.PAGE.read_text(encoding="utf-8")
     table = "\n".join(line for line in page.splitlines() if line.startswith("| `popmq "))
-    open_parsers = [("popmq", build_parser({}))]
-    while open_parsers:
-        command, parser = open_parsers.pop()
-        for action in parser._actions:
-            if not isinstance(action, argparse._SubParsersAction):
-                continue
-            shown = {one.dest for one in action._get_subactions()}
-            assert shown == set(action.choices), command
-            open_parsers.extend((f"{command} {name}", one) for name, one in action.choices.items())
-            if command == "popmq":
-                assert {name for name in action.choices if f"`popmq {name}" not in table} == set()
+    assert {name for name in COMMANDS if f"`popmq {name}" not in table} == set()
+
+
+def test_the_examples_on_the_page_of_commands_are_those_of_the_help_texts() -> None:
+    page = command_examples.PAGE.read_text(encoding="utf-8")
+    assert command_examples.page(page) == page, "run `make commands` and commit the page"
 
 
 def test_a_command_imports_no_role_that_it_does_not_need() -> None:
@@ -204,8 +228,8 @@ def test_a_command_imports_no_role_that_it_does_not_need() -> None:
         "assert main(['topic', '--help']) == 0\n"
         "print(*{name.split('.')[1] for name in sys.modules if name.startswith('popmq.')})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.splitlines()[-1].split()) == {"cli", "common", "proxy"}
+    done = run_program([sys.executable, "-c", code], check=True)
+    assert set(done.stdout.splitlines()[-1].split()) == {"cli", "common"}
 
 
 def test_help_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +243,7 @@ def test_nobody_at_the_endpoint_is_refused_with_the_way_to_start_one(
     with socket.socket() as bound:  # bound but not listening: connections are refused
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        assert main(["send", "orders", "hello", "--endpoint", address]) == 1
+        assert main(["send", "orders", "hello", "--endpoint", address]) == 3
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err == f"popmq: no popmq at {address}: start one with `popmq up`\n"
@@ -280,7 +304,7 @@ def test_a_body_cannot_break_its_line() -> None:
 
 def test_a_body_that_is_no_text_is_shown_in_base64() -> None:
     assert as_line(received(b"\xff\xfe")).startswith("base64://4=  id=")
-    assert json.loads(as_json(received(b"\xff\xfe")))["body_base64"] == "//4="
+    assert message_fields(received(b"\xff\xfe"))["body_base64"] == "//4="
 
 
 @pytest.mark.parametrize("packed", [gzip.compress(b"hello", mtime=0), zlib.compress(b"hello")])
@@ -288,12 +312,23 @@ def test_a_body_that_its_sender_packed_is_shown_unpacked(packed: bytes) -> None:
     assert as_line(received(packed, body_encoding=api.GZIP)).startswith("hello  ")
 
 
+def test_a_long_body_that_is_no_text_does_not_fill_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert len(as_line(received(b"\xff" * 3_000))) > 4_000
+    monkeypatch.setenv("COLUMNS", "80")
+    line = as_line(received(b"\xff" * 3_000))
+    assert "... (3000 bytes; -o json has all)  id=" in line
+    assert len(line) < 200
+
+
 def test_a_body_that_only_claims_to_be_packed_is_shown_in_base64() -> None:
     assert as_line(received(b"hello", body_encoding=api.GZIP)).startswith("base64:")
 
 
 def test_json_says_everything_about_a_message() -> None:
-    value = json.loads(as_json(received(receipt_handle="R", queue_id=3, queue_offset=9)))
+    value = message_fields(received(receipt_handle="R", queue_id=3, queue_offset=9))
     assert value["body"] == "hello"
     assert value["attempt"] == 2
     assert (value["queue_id"], value["queue_offset"]) == (3, 9)
@@ -348,14 +383,6 @@ def test_a_receive_asks_each_broker_once() -> None:
     assert [(q.broker.name, q.id) for q in one_per_broker(queues)] == [("a", 1), ("b", 0)]
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [(0, "0ms"), (250, "250ms"), (90_000, "90s"), (120_000, "2m"), (86_400_000, "1d")],
-)
-def test_durations_are_written_in_their_largest_whole_unit(milliseconds: int, text: str) -> None:
-    assert format_duration(milliseconds) == text
-
-
 def test_columns_are_aligned() -> None:
     assert columns(("NAME", "N"), [("orders", 8), ("x", 10)]) == "NAME    N\norders  8\nx       10"
 
@@ -381,3 +408,22 @@ def test_a_wrong_setting_is_refused_on_one_line(
     path.write_text("[pop]\nmax_batch = 99\n")
     assert main(["config", "--config", str(path)]) == 1
     assert capsys.readouterr().err == "popmq: pop.max_batch = 99: at most 64\n"
+
+
+def test_long_names_are_cut_where_the_terminal_is_narrower_and_whole_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    header = ("GROUP", "TOPIC", "LAG", "OLDEST")
+    group, topic = "billing-of-the-second-department", "orders-of-the-northern-region"
+    rows = [(group, topic, 1, "3m"), ("g", "t", 20, "now")]
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = columns(header, rows).splitlines()
+    assert max(map(len, lines)) <= 60
+    shown_group, shown_topic, *_ = lines[1].split()
+    assert group.startswith(shown_group.removesuffix("..."))
+    assert shown_topic.endswith("...")
+    assert group in columns(header, rows, wide=True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, columns(header, rows).splitlines())) <= 80
+    monkeypatch.delenv("COLUMNS")
+    assert topic in columns(header, rows)

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from cli.parsing import parsed
 
-from popmq.cli.__main__ import build_parser, main
+from popmq.cli.__main__ import main
 from popmq.cli.client import CallRefused
-from popmq.cli.dlq import PATIENCE_S, Redrive, letter_json, letter_lines, redrive_request
+from popmq.cli.dlq import PATIENCE_S, Redrive, letter_fields, letter_lines, redrive_request
 from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.wire import admin_pb2 as admin
@@ -36,7 +37,8 @@ def test_a_dead_letter_is_shown_with_its_content_and_its_origin() -> None:
         "hello  id=01AB  tag=t  attempt=3",
         "    broker=broker-a offset=7 position=1234 origin=orders/2/99 attempts=3 "
         "reason='max attempts'",
-        "    first=2023-11-14T22:13:21+00:00 last=- dead=2023-11-14T22:13:23+00:00 redriven=no",
+        "    first=2023-11-14T22:13:21.000+00:00 last=- dead=2023-11-14T22:13:23.000+00:00 "
+        "redriven=no",
     ]
 
 
@@ -51,20 +53,18 @@ def test_a_delayed_message_that_was_rejected_at_once_is_not_shown_as_late() -> N
 
 
 def test_as_json_a_dead_letter_has_a_body_only_when_asked() -> None:
-    value = json.loads(letter_json(letter(), bodies=True))
+    value = json.loads(json.dumps(letter_fields(letter(), bodies=True)))
     assert (value["message_id"], value["body"], value["tag"]) == ("01AB", "hello", "t")
     assert value["origin"] == {"topic": "orders", "queue_id": 2, "offset": 99}
     assert (value["reason"], value["last_delivery_ms"]) == ("max attempts", None)
-    assert "body" not in json.loads(letter_json(letter(), bodies=False))
+    assert "body" not in letter_fields(letter(), bodies=False)
 
 
 def test_filters_become_the_request() -> None:
-    args = build_parser({}).parse_args(
-        [
-            *("dlq", "redrive", "g", "--topic", "orders", "--dry-run", "--rate", "50/s"),
-            *("--filter", "tag=a", "--filter", "key=k=1"),
-            *("--filter", "before=1970-01-01T00:00:09Z", "--filter", "after=1970-01-01T00:00:02Z"),
-        ]
+    args = parsed(
+        *("dlq", "redrive", "g", "--topic", "orders", "--dry-run", "--rate", "50/s"),
+        *("--filter", "tag=a", "--filter", "key=k=1"),
+        *("--filter", "before=1970-01-01T00:00:09Z", "--filter", "after=1970-01-01T00:00:02Z"),
     )
     assert args.rate == 50
     assert redrive_request(args) == admin.RedriveRequest(
@@ -114,8 +114,8 @@ def core_with_letters(count: int) -> CoreBroker:
     for number in range(count):
         core.send("orders", b"%d" % number)
     while batch := core.receive("orders", "g"):
-        for one in batch:
-            core.reject("orders", "g", one.handle)
+        for delivery in batch:
+            core.reject("orders", "g", delivery.handle)
     return core
 
 
@@ -135,14 +135,14 @@ def test_a_redrive_goes_in_pieces_to_the_end_that_was_there_at_first() -> None:
     run = asker(core, asked)
     total = run.all(admin.RedriveRequest(group="g"))
     assert (total.redriven, total.already) == (250, 0)
-    assert [(one.from_offset, one.dry_run) for one in asked] == [
+    assert [(request.from_offset, request.dry_run) for request in asked] == [
         (0, True),
         (0, False),
         (100, False),
         (200, False),
     ]
-    assert all(one.end_offset == 250 for one in asked[1:])
-    assert len({one.head for one in drained(core)}) == 250
+    assert all(request.end_offset == 250 for request in asked[1:])
+    assert len({delivery.head for delivery in drained(core)}) == 250
     assert run.all(admin.RedriveRequest(group="g")).already == 250
 
 
@@ -167,10 +167,10 @@ def test_a_redrive_knows_that_a_broker_was_left_out(capsys: pytest.CaptureFixtur
 
 
 def drained(core: CoreBroker) -> list[Delivery]:
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
     while batch := core.receive("orders", "g"):
-        found += batch
-    return found
+        deliveries += batch
+    return deliveries
 
 
 def test_a_rate_is_kept() -> None:

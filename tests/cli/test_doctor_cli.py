@@ -98,7 +98,7 @@ def test_an_accepted_loss_is_cut_saved_and_leaves_a_store_that_starts(
     assert main(["doctor", "--data", str(data)]) == 0
     core = core_on(data)
     core.group("reader")
-    assert [one.head for one in core.receive("orders", "reader")] == [b"first message"]
+    assert [delivery.head for delivery in core.receive("orders", "reader")] == [b"first message"]
 
 
 def test_json_has_one_object_a_line_the_summary_last(
@@ -146,7 +146,7 @@ def test_a_directory_that_is_not_there_is_refused_and_not_made(
 def test_accept_loss_without_repair_is_refused(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--data", str(data), "--accept-loss"]) == 1
+    assert main(["doctor", "--data", str(data), "--accept-loss"]) == 2
     assert "--repair only" in capsys.readouterr().err
 
 
@@ -165,5 +165,5 @@ def test_the_folder_of_a_cluster_names_its_brokers_stores(
         (tmp_path / name / "commitlog").mkdir(parents=True)
     (tmp_path / "logs").mkdir()
     assert main(["doctor", "--data", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert said.endswith(f"stores: {tmp_path}/broker-a-0, {tmp_path}/broker-b-0\n")
+    errors = capsys.readouterr().err
+    assert errors.endswith(f"stores: {tmp_path}/broker-a-0, {tmp_path}/broker-b-0\n")

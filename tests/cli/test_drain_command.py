@@ -1,14 +1,13 @@
 """`popmq drain`: what it shows of a broker group that is emptied."""
 
-import json
-
 import pytest
+from cli.parsing import invoked
 
-from popmq.cli.__main__ import build_parser, main
+from popmq.cli.__main__ import main
 from popmq.cli.client import Client
-from popmq.cli.drain import look, rest_json, run_drain
-from popmq.common.drain_remainder import DrainRemainder, drain_remainder, remainder_text
+from popmq.cli.drain import look, rest_fields, run_drain
 from popmq.common.errors import Refused
+from popmq.common.protocol.drain_remainder import DrainRemainder, drain_remainder, remainder_text
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker
 
@@ -59,7 +58,7 @@ def test_a_line_says_what_is_left(rest: DrainRemainder, line: str) -> None:
     ],
 )
 def test_nothing_may_be_left_of_a_drained_group(rest: DrainRemainder) -> None:
-    assert json.loads(rest_json("b", rest))["drained"] is False
+    assert rest_fields("b", rest)["drained"] is False
 
 
 def test_a_broker_that_does_not_count_its_timers_is_not_taken_for_drained() -> None:
@@ -78,18 +77,19 @@ def test_a_timer_is_counted_as_one_and_not_as_a_message_too() -> None:
 
 def test_topics_stay_while_the_drained_group_has_not_said_what_it_has() -> None:
     """The proxy that was asked may not know the group just now."""
-    told = admin.DrainReply(draining=True, counted=True)
+    reply = admin.DrainReply(draining=True, counted=True)
     fifo = admin.Topic(name="fifo", brokers=["a", "b"])
-    rest, free = drain_remainder("b", admin.LagReply(brokers=["a"]), [fifo], told)
+    rest, free = drain_remainder("b", admin.LagReply(brokers=["a"]), [fifo], reply)
     assert (rest.is_drained, free) == (False, [])
     assert "broker group b did not say what it has" in remainder_text("b", rest)
-    rest, free = drain_remainder("b", admin.LagReply(brokers=["a", "b"]), [fifo], told)
+    rest, free = drain_remainder("b", admin.LagReply(brokers=["a", "b"]), [fifo], reply)
     assert (rest.is_drained, free) == (True, [fifo])
 
 
 def test_the_flags_are_understood() -> None:
-    args = build_parser({}).parse_args(["drain", "b", "--wait", "5m"])
-    assert (args.run, args.group, args.undo, args.wait) == (run_drain, "b", False, 300_000)
+    invocation = invoked("drain", "b", "--wait", "5m")
+    args = invocation.args
+    assert (invocation.run, args.group, args.undo, args.wait) == (run_drain, "b", False, 300_000)
 
 
 def test_a_single_broker_cannot_be_drained(
@@ -97,8 +97,8 @@ def test_a_single_broker_cannot_be_drained(
 ) -> None:
     assert main(["drain", "broker-a", "--endpoint", popmq_broker.endpoint]) == 1
     assert "owns the topics and consumer groups" in capsys.readouterr().err
-    assert main(["drain", "nowhere", "--endpoint", popmq_broker.endpoint]) == 1
-    assert "broker group 'nowhere' is not known" in capsys.readouterr().err
+    assert main(["drain", "broker-b", "--endpoint", popmq_broker.endpoint]) == 4
+    assert "no broker group broker-b: did you mean broker-a?" in capsys.readouterr().err
 
 
 def test_a_timer_that_fires_during_the_look_is_counted(popmq_broker: RunningBroker) -> None:
@@ -111,16 +111,16 @@ def test_a_timer_that_fires_during_the_look_is_counted(popmq_broker: RunningBrok
 
     popmq_broker.send("orders", b"now")
     popmq_broker.send("orders", b"later", delay="30m")
-    (one,) = popmq_broker.receive("orders", "workers")
-    popmq_broker.ack(one)
+    (message,) = popmq_broker.receive("orders", "workers")
+    popmq_broker.ack(message)
     with Slow(popmq_broker.endpoint) as client:
         assert not look(client, "broker-a").is_drained
         assert look(client, "broker-a").messages == 1
 
 
 def test_what_cannot_be_counted_is_not_gone_and_its_topics_stay() -> None:
-    told = admin.DrainReply(draining=True, counted=True)
+    reply = admin.DrainReply(draining=True, counted=True)
     lag = admin.LagReply(incomplete="broker b: away")
-    rest, free = drain_remainder("b", lag, [admin.Topic(name="fifo", brokers=["b"])], told)
+    rest, free = drain_remainder("b", lag, [admin.Topic(name="fifo", brokers=["b"])], reply)
     assert not rest.is_drained
     assert free == []

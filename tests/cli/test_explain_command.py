@@ -2,8 +2,10 @@
 
 import json
 
-from popmq.cli.__main__ import build_parser, main
-from popmq.cli.explain import explained_json, explained_lines
+from cli.parsing import parsed
+
+from popmq.cli.__main__ import main
+from popmq.cli.explain import explained_lines, explained_rows
 from popmq.common.wire import admin_pb2 as admin
 
 
@@ -55,7 +57,7 @@ def test_each_group_has_its_state_its_reason_and_its_proof() -> None:
 
 
 def test_as_json_each_group_is_an_object() -> None:
-    first, second = map(json.loads, explained_json(message()))
+    first, second = json.loads(json.dumps(explained_rows(message())))
     assert (first["group"], first["state"], first["client"]) == ("g", "INVISIBLE", "me@1")
     assert first["message"]["position"] == 1_000
     assert first["proofs"][0]["position"] == 2_000
@@ -66,11 +68,11 @@ def test_a_message_that_no_group_reads_is_shown_all_the_same() -> None:
     alone = message()
     del alone.groups[:]
     assert explained_lines(alone)[1].startswith("  no group reads this topic")
-    (value,) = map(json.loads, explained_json(alone))
+    (value,) = explained_rows(alone)
     assert value["group"] is None
 
 
 def test_it_takes_one_id() -> None:
-    args = build_parser({}).parse_args(["explain", "01AB", "--group", "g", "--topic", "t"])
+    args = parsed("explain", "01AB", "--group", "g", "--topic", "t")
     assert (args.message_id, args.group, args.topic) == ("01AB", "g", "t")
     assert main(["explain"]) == 2

@@ -24,4 +24,4 @@ def test_what_to_install_is_said(
 
 def test_a_report_names_its_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "nothing"]) == 2
-    assert "'lag', 'revive', 'delay', 'history'" in capsys.readouterr().err.replace('"', "'")
+    assert "There are delay, history, lag, revive." in capsys.readouterr().err

@@ -1,21 +1,20 @@
 """`popmq timers`: what it asks for, and how answers are shown."""
 
-import argparse
-import json
-
 import pytest
 
-from popmq.cli.__main__ import build_parser, main
+from cli import parsing
+from popmq.cli.__main__ import main
+from popmq.cli.terminal.command_line import Args
 from popmq.cli.timers import (
     check_outcome,
-    forecast_json,
     forecast_lines,
+    forecast_rows,
     named,
     reschedule_request,
     run_forecast,
     run_list,
     timer_cells,
-    timer_json,
+    timer_fields,
 )
 from popmq.common.errors import Code, PopmqError
 from popmq.common.record.recall_handle import RecallHandle
@@ -37,15 +36,22 @@ TIMER = admin.Timer(
 Pending, Bucket = admin.ForecastTimersReply.Pending, admin.ForecastTimersReply.Bucket
 
 
-def parsed(*argv: str) -> argparse.Namespace:
-    return build_parser({"POPMQ_ENDPOINT": "there:1"}).parse_args(["timers", *argv])
+def parsed(*argv: str) -> Args:
+    return parsing.parsed("timers", *argv)
 
 
-def test_without_an_action_it_is_the_forecast_of_everything() -> None:
-    args = parsed()
-    assert (args.run, args.endpoint, args.json, args.topic) == (run_forecast, "there:1", False, "")
-    args = parsed("forecast", "--topic", "later", "--json", "--endpoint", "here:2")
-    assert (args.run, args.endpoint, args.json, args.topic) == (
+def test_without_an_action_it_is_the_forecast_of_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPMQ_ENDPOINT", "there:1")
+    alone = parsing.invoked("timers")
+    args = alone.args
+    assert (alone.run, args.endpoint, args.json, args.topic) == (run_forecast, "there:1", False, "")
+    named_one = parsing.invoked(
+        "timers", "forecast", "--topic", "later", "--json", "--endpoint", "here:2"
+    )
+    args = named_one.args
+    assert (named_one.run, args.endpoint, args.json, args.topic) == (
         run_forecast,
         "here:2",
         True,
@@ -56,7 +62,6 @@ def test_without_an_action_it_is_the_forecast_of_everything() -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--json"],
         ["--endpoint", "here:2", "list"],
         ["dance"],
         ["cancel"],
@@ -72,7 +77,13 @@ def test_what_would_be_misunderstood_is_wrong_usage(argv: list[str]) -> None:
 
 def test_a_list_has_a_topic_a_time_from_one_to_another_and_a_limit() -> None:
     args = parsed("list")
-    assert (args.run, args.topic, args.begin, args.end, args.limit) == (run_list, "", 0, 0, 100)
+    assert (
+        parsing.invoked("timers", "list").run,
+        args.topic,
+        args.begin,
+        args.end,
+        args.limit,
+    ) == (run_list, "", 0, 0, 100)
     args = parsed("list", "--from", "1970-01-01T00:00:02Z", "--to", "1700000000123", "--limit", "5")
     assert (args.begin, args.end, args.limit) == (2_000, DUE_MS, 5)
 
@@ -81,8 +92,9 @@ def test_a_list_has_a_topic_a_time_from_one_to_another_and_a_limit() -> None:
 def test_a_message_is_named_by_id_and_topic_or_by_its_handle(action: str) -> None:
     assert named(parsed(action, "01AB", "--topic", "t")) == ("t", "01AB", 0)
     assert named(parsed(action, HANDLE)) == ("later", "01AB", DUE_MS)
-    with pytest.raises(PopmqError, match=r"or its id with --topic T$") as caught:
-        named(parsed(action, "01AB"))
+    assert named(parsed(action, "01AB")) == ("", "01AB", 0)
+    with pytest.raises(PopmqError, match=r"by its recall handle, or by its id$") as caught:
+        named(parsed(action, "neither"))
     assert caught.value.code is Code.BAD_REQUEST
 
 
@@ -133,18 +145,18 @@ def test_done_at_one_broker_is_done_and_says_who_did_not_answer(
 
 
 def test_a_timer_is_a_row_or_an_object() -> None:
-    assert list(map(str, timer_cells(TIMER))) == [
-        "2023-11-14T22:13:20.123+00:00",
+    assert list(map(str, timer_cells(TIMER, DUE_MS - 90_000))) == [
+        "in 1m",
         "01AB",
         "later",
         "2",
         "PENDING",
-        "2023-11-14T22:13:15.123+00:00",
+        "now",
         "broker-a",
         "1000",
         "7",
     ]
-    assert json.loads(timer_json(TIMER)) == {
+    assert timer_fields(TIMER) == {
         "topic": "later",
         "queue_id": 2,
         "message_id": "01AB",
@@ -169,8 +181,9 @@ FORECAST = admin.ForecastTimersReply(
 
 
 def test_a_forecast_has_the_next_due_time_the_topics_and_a_histogram() -> None:
-    assert "\n".join(forecast_lines(FORECAST)).splitlines() == [
-        "next due: 2023-11-14T22:13:20.123+00:00",
+    first, *lines = "\n".join(forecast_lines(FORECAST)).splitlines()
+    assert first.startswith("next due: 2023-11-14T22:13:20.123+00:00 (")
+    assert lines == [
         "",
         "TOPIC  PENDING",
         "a      1",
@@ -185,7 +198,7 @@ def test_a_forecast_has_the_next_due_time_the_topics_and_a_histogram() -> None:
 
 
 def test_a_forecast_as_json_is_an_object_a_line() -> None:
-    assert list(map(json.loads, forecast_json(FORECAST))) == [
+    assert forecast_rows(FORECAST) == [
         {"next_due_ms": DUE_MS},
         {"topic": "a", "pending": 1},
         {"topic": "later", "pending": 9},
@@ -198,4 +211,4 @@ def test_a_forecast_as_json_is_an_object_a_line() -> None:
 def test_a_forecast_of_nothing_says_so() -> None:
     empty = admin.ForecastTimersReply(buckets=[Bucket(within_ms=5_000)])
     assert forecast_lines(empty) == ["no message waits for its delivery time"]
-    assert json.loads(forecast_json(empty)[0]) == {"next_due_ms": None}
+    assert forecast_rows(empty)[0] == {"next_due_ms": None}

@@ -1,18 +1,14 @@
 """What `popmq topic` and `popmq group` understand and ask for."""
 
-import argparse
 import json
 
 import pytest
+from cli.parsing import parsed
 
-from popmq.cli.__main__ import build_parser, main
+from popmq.cli.__main__ import main
 from popmq.cli.metadata import _cell, group_fields, group_of, topic_fields, topic_of
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker
-
-
-def parsed(*argv: str) -> argparse.Namespace:
-    return build_parser({}).parse_args(argv)
 
 
 @pytest.mark.parametrize(

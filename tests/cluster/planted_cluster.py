@@ -25,7 +25,7 @@ from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.memory_confirmation import MemoryConfirmation
 from popmq.broker.ha.replication_client import ReplicationClient
 from popmq.broker.ha.replication_server import ReplicationServer
-from popmq.broker.ha.role import BrokerRole, GroupRecord, RoleOrder
+from popmq.broker.ha.role import BrokerRole, RoleOrder
 from popmq.broker.ha.sync_state import SyncState
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.log.log_tail import LogTail
@@ -37,6 +37,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.protocol.replication_payloads import HandshakeReply
 from popmq.common.wire.controller_pb2 import HandOverReply
@@ -76,8 +77,8 @@ def goes_on_in_its_epoch_after_a_restart(patch: Patch) -> None:
     order = role.order
 
     def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: BrokerRole) -> RoleOrder:
-        found = order(record, own_id=own_id, accepted=accepted, role=role)
-        return RoleOrder.LEAD if found is RoleOrder.WAIT else found
+        role_order = order(record, own_id=own_id, accepted=accepted, role=role)
+        return RoleOrder.LEAD if role_order is RoleOrder.WAIT else role_order
 
     append = EpochFile.append
 
@@ -344,8 +345,8 @@ def newest_bytes_kept_after_a_cut(patch: Patch) -> None:
 def skew_is_downtime(patch: Patch) -> None:
     go_on = LogTime.go_on
 
-    def wrong(self: LogTime, newest: Any, made: Any, *, epoch: int) -> None:
-        go_on(self, newest, made, epoch=epoch)
+    def wrong(self: LogTime, newest: Any, created: Any, *, epoch: int) -> None:
+        go_on(self, newest, created, epoch=epoch)
         if newest.log_ms:
             passed_ms = max(0, self._clock.wall_ms() - newest.wall_ms)
             self.clock.start(newest.log_ms + passed_ms, epoch=epoch)
@@ -359,14 +360,14 @@ PLANTED = [
     PlantedCluster("expand waits only when known", rules.expand_waits_only_when_known),
     PlantedCluster("expand from any position", rules.expand_from_any_position),
     PlantedCluster("majority confirms", rules.majority_confirms),
-    PlantedCluster("set read from an old record", set_read_from_an_old_record),
+    PlantedCluster("set read from an old record", set_read_from_an_old_record, 80),
     PlantedCluster("elected outside the set", rules.elected_outside_the_set),
     PlantedCluster("election adds living brokers", rules.election_adds_living_brokers),
-    PlantedCluster("leader left alone", rules.election_leaves_the_leader_alone, 20, first=281),
+    PlantedCluster("leader left alone", rules.election_leaves_the_leader_alone, 20, first=81),
     PlantedCluster("no compare-and-set", rules.controllers_without_compare_and_set),
     PlantedCluster("no refusal of old epochs", no_refusal_of_old_epochs),
     PlantedCluster("goes on in its epoch", goes_on_in_its_epoch_after_a_restart),
-    PlantedCluster("new disk with the old identity", new_disk_with_the_old_identity, 20, first=41),
+    PlantedCluster("new disk with the old identity", new_disk_with_the_old_identity, 20, first=81),
     PlantedCluster("entry less durable", rules.entry_less_durable_than_its_records),
     PlantedCluster("new master cuts", new_master_cuts_to_known_confirmed),
     PlantedCluster("slave cuts to known confirmed", slave_cuts_to_known_confirmed),

@@ -13,6 +13,7 @@ import pytest
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.replication_payloads import (
     Block,
     EpochEntry,
@@ -21,7 +22,6 @@ from popmq.common.protocol.replication_payloads import (
 )
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller import election, replica_group
-from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_world.port import SimConnection, SimPort
 from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 from popmq.testing.model import world as model_world
@@ -104,8 +104,8 @@ def expand_without_the_epoch_start(patch: Patch) -> None:
 def timeout_taken_for_failure(patch: Patch) -> None:
     """+B is given up and r confirmed alone; the delayed write lands; B is elected."""
 
-    def wrong(self: ModelNode, wanted: AlterSyncStateSet) -> None:
-        if self.sync is not None and self.sync.proposal == wanted:
+    def wrong(self: ModelNode, expected: AlterSyncStateSet) -> None:
+        if self.sync is not None and self.sync.proposal == expected:
             self.sync.pending, self.sync.proposal = frozenset(), None
 
     patch.setattr(ModelNode, "alter_failed", wrong)
@@ -141,7 +141,7 @@ def majority_confirms(patch: Patch) -> None:
     """{A,B,C}: A and B have r, which is confirmed; C is elected: r is gone."""
 
     def wrong(self: SyncState) -> bool:
-        positions = sorted(self.acked.get(one, 0) for one in self.maximal_set)
+        positions = sorted(self.acked.get(name, 0) for name in self.maximal_set)
         position = positions[(len(positions) - 1) // 2]
         if not self.has_quorum or position <= self.confirmed:
             return False
@@ -181,7 +181,7 @@ def election_adds_living_brokers(patch: Patch) -> None:
     """Set {A}, r confirmed; epoch 2 begins with {A,B}; B is elected in epoch 3: r is gone."""
 
     def wrong(record: GroupRecord, leader: Any, living: Any, *, min_in_sync: int) -> GroupRecord:
-        kept = tuple(sorted({leader.store_id, *(one.store_id for one in living)}))
+        kept = tuple(sorted({leader.store_id, *(item.store_id for item in living)}))
         return GroupRecord(leader.store_id, record.epoch + 1, kept, record.version + 1)
 
     patch.setattr(replica_group, "record_after_election", wrong)
@@ -194,14 +194,14 @@ def election_leaves_the_leader_alone(patch: Patch) -> None:
 
 def controllers_without_compare_and_set(patch: Patch) -> None:
     """{A,B} shrank to {A}, A confirms r; a controller that read {A,B} elects B."""
-    patch.setattr(SimMetadataStore, "fits", lambda self, found, expected_version: True)
+    patch.setattr(SimMetadataStore, "fits", lambda self, result, expected_version: True)
 
 
 def same_epoch_twice(patch: Patch) -> None:
     """Epoch 2 is A's, which confirms r; the other controller writes epoch 2 for B."""
 
-    def wrong(self: SimMetadataStore, found: GroupRecord | None, expected_version: int) -> bool:
-        return found is None or expected_version in (found.version, found.version - 1)
+    def wrong(self: SimMetadataStore, record: GroupRecord | None, expected_version: int) -> bool:
+        return record is None or expected_version in (record.version, record.version - 1)
 
     patch.setattr(SimMetadataStore, "fits", wrong)
 
@@ -235,7 +235,9 @@ def goes_on_in_its_epoch_after_a_restart(patch: Patch) -> None:
     def wrong(self: ModelNode, record: pb.GroupRecord) -> None:
         if record.epoch == self.identity.epoch:
             self.epochs.cut_suffix(self.log.end)
-            self.epochs.entries = [one for one in self.epochs.entries if one.epoch < record.epoch]
+            self.epochs.entries = [
+                entry_ for entry_ in self.epochs.entries if entry_.epoch < record.epoch
+            ]
         become(self, record)
 
     patch.setattr(ModelNode, "may_lead", lambda self, record: record.epoch >= self.identity.epoch)

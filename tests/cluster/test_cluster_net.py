@@ -83,7 +83,7 @@ def test_an_unruly_network_reorders_loses_and_repeats() -> None:
     net.run(30_000)
     assert len(net.heard) == 200
     assert net.heard.count("PROXY_TIMEOUT") > 5
-    answered = [int(one) for one in net.heard if one.isdigit()]
+    answered = [int(name) for name in net.heard if name.isdigit()]
     assert len(answered) == len(set(answered))
     assert answered != sorted(answered)
     assert len(net.server.asked) != len(set(net.server.asked))

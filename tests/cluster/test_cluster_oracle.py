@@ -42,7 +42,9 @@ def test_only_after_a_good_bye_a_delivery_may_be_back_before_its_time(left: bool
     push.reader.left = left
     push.oracle.now_ms += 1_000
     push.given(2)
-    assert [one.invariant for one in push.oracle.violations] == ([] if left else ["I3 no-early"])
+    assert [violation.invariant for violation in push.oracle.violations] == (
+        [] if left else ["I3 no-early"]
+    )
 
 
 @pytest.mark.parametrize("blind", [True, False])
@@ -54,4 +56,6 @@ def test_a_master_that_knows_of_nothing_confirmed_may_renew_nothing(blind: bool)
     push.oracle.client_heard(push.reader, push.oracle.log_ms)
     push.oracle.took_over(0, blind=blind)
     push.given(2)
-    assert [one.invariant for one in push.oracle.violations] == ([] if blind else ["I3 no-early"])
+    assert [violation.invariant for violation in push.oracle.violations] == (
+        [] if blind else ["I3 no-early"]
+    )

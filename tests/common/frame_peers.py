@@ -1,7 +1,7 @@
 """Two ends for the frame tests: a handler, a peer that speaks raw bytes, and a turned clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from popmq.common.errors import (
@@ -111,7 +111,7 @@ async def serving(
     *,
     settings: FrameSettings = DEFAULT_SETTINGS,
     clock: TurnedClock | None = None,
-    on_lost: Callable[[Hello], None] | None = None,
+    on_lost: Callable[[Hello, Sequence[int]], None] | None = None,
 ) -> AsyncIterator[str]:
     server = FrameServer(handler, BROKER, settings=settings, clock=clock, on_lost=on_lost)
     try:

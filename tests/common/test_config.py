@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from popmq.common.errors import ConfigError
-from popmq.common.quantities import parse_duration_ms, parse_size
+from popmq.common.quantities import format_duration, parse_duration_ms, parse_size
 from popmq.common.record.message import RevivalToken, message_size
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import (
@@ -14,7 +14,6 @@ from popmq.common.settings.settings import (
     PopSettings,
     Settings,
     StoreSettings,
-    client_endpoint,
     format_address,
     load_settings,
     parse_address,
@@ -286,6 +285,11 @@ def test_a_segment_holds_the_record_of_a_retry_of_the_largest_message() -> None:
     ("key", "value"),
     [
         ("broker.listen", "nowhere"),
+        ("remoting.group_ports", "broker-a"),
+        ("remoting.group_ports", "broker-a:0"),
+        ("remoting.group_ports", "broker-a:65536"),
+        ("remoting.group_ports", "broker-a:9081,broker-a:9082"),
+        ("remoting.group_ports", "broker-a:9081,broker-b:9081"),
         ("controller.addresses", ("a:1", "b")),
         ("controller.addresses", ""),
         ("broker.name", "a/b"),
@@ -322,7 +326,16 @@ def test_durations_have_one_number_and_one_unit(text: str, milliseconds: int) ->
     assert parse_duration_ms(text) == milliseconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1.5s", "1h30m", "5 parsecs", "٣s"])
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0, "0ms"), (250, "250ms"), (90_000, "1m30s"), (86_400_001, "1d1ms"), (5_400_000, "1h30m")],
+)
+def test_a_duration_is_written_as_it_is_read(milliseconds: int, text: str) -> None:
+    assert format_duration(milliseconds) == text
+    assert parse_duration_ms(text) == milliseconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1.5s", "1h30", "5 parsecs", "٣s"])
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration_ms(text)
@@ -370,8 +383,3 @@ def test_an_ipv6_host_without_brackets_is_refused_with_the_way_to_write_it() -> 
 def test_a_port_that_cannot_be_is_refused_with_its_limits(port: str) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}': a port is 0 to 65535"):
         parse_address(f"127.0.0.1:{port}")
-
-
-def test_clients_find_a_proxy_by_variable_or_on_this_machine() -> None:
-    assert client_endpoint({}) == "127.0.0.1:8081"
-    assert client_endpoint({"POPMQ_ENDPOINT": "there:1"}) == "there:1"

@@ -31,9 +31,9 @@ def log(count: int, rng: random.Random) -> tuple[bytearray, list[tuple[int, int,
     data, units = bytearray(), []
     for _ in range(count):
         data += rng.randbytes(rng.randrange(40))
-        made = record(500 + len(data), rng)
-        units.append((500 + len(data), len(made), 0))
-        data += made
+        new_record = record(500 + len(data), rng)
+        units.append((500 + len(data), len(new_record), 0))
+        data += new_record
     return data, units
 
 
@@ -43,8 +43,8 @@ def messages(data: bytearray, units: list[tuple[int, int, int]]) -> list[StoredM
 
 def test_contents_are_those_of_the_messages() -> None:
     data, units = log(20, random.Random(1))
-    wanted = [content_of(message) for message in messages(data, units)]
-    assert intact_contents(memoryview(data), 500, units) == wanted
+    expected = [content_of(message) for message in messages(data, units)]
+    assert intact_contents(memoryview(data), 500, units) == expected
 
 
 def test_any_flipped_bit_of_a_record_is_seen() -> None:
@@ -53,8 +53,8 @@ def test_any_flipped_bit_of_a_record_is_seen() -> None:
     for at in range(position - 500, position - 500 + size):
         for bit in range(8):
             data[at] ^= 1 << bit
-            found = intact_contents(memoryview(data), 500, units)
-            assert [one is None for one in found] == [False, True, False], (at, bit)
+            contents = intact_contents(memoryview(data), 500, units)
+            assert [content is None for content in contents] == [False, True, False], (at, bit)
             data[at] ^= 1 << bit
 
 
@@ -73,13 +73,13 @@ def test_a_record_with_a_token_is_left_to_who_reads_tokens() -> None:
 def test_the_reply_is_that_of_the_single_deliveries() -> None:
     rng = random.Random(5)
     data, units = log(32, rng)
-    found = messages(data, units)
+    found_messages = messages(data, units)
     for name in ("b", "bb", "bbb"):  # all lengths that base64 tells apart
         signed = sign_check_point(KEY, name, 64, 7, 1, 2, 3, 4)
         members = [(number * 2 + 10, number * 2) for number in range(32)]
         handle, tails = encode_members(signed, members)
         deliveries = PopReplyBuilder()
-        contents = [content_of(message) for message in found]
+        contents = [content_of(message) for message in found_messages]
         at = [offset for offset, _ in members]
         deliveries.add(1, 2, handle, tails, list(zip(at, contents, strict=True)))
         single = [
@@ -92,7 +92,7 @@ def test_the_reply_is_that_of_the_single_deliveries() -> None:
                 message.head,
                 message.properties,
             )
-            for (offset, member), message in zip(members, found, strict=True)
+            for (offset, member), message in zip(members, found_messages, strict=True)
         ]
         assert len(deliveries) == 32
         assert deliveries.encode_reply(9, 77) == hop.encode_pop_reply(PopReply(single, 9, 77))

@@ -268,7 +268,7 @@ async def test_a_port_refuses_what_its_peer_has_no_room_to_read(tmp_path: Path) 
         async with asking(bound, settings=settings) as port:
             calls = [call(port, Kind.PUT, bytes(1 << 20), LONG_MS) for _ in range(16)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            refused = [one for one in answers if isinstance(one, TooManyRequests)]
+            refused = [answer for answer in answers if isinstance(answer, TooManyRequests)]
             assert 0 < len(refused) < 16
             assert "frames.max_buffered_bytes" in str(refused[0])
             assert await call(port, Kind.PUT, b"room again", LONG_MS) == b"room again"
@@ -308,7 +308,7 @@ async def test_a_port_refuses_more_while_its_peer_does_not_read(tmp_path: Path) 
         for _ in range(16):
             port.request(Kind.PUT, bytes(1 << 20), LONG_MS, answers.append)
         assert answers
-        assert all(isinstance(one, TooManyRequests) for one in answers)
+        assert all(isinstance(answer, TooManyRequests) for answer in answers)
         assert port.connected
         peers[0].transport.abort()
         assert await states.get() is False

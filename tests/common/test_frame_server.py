@@ -175,7 +175,7 @@ async def test_a_peer_that_vanishes_cancels_what_it_waited_for() -> None:
 async def test_whose_connection_ended_is_told_though_it_waited_for_nothing() -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
     handler = Handler()
-    async with serving(handler, on_lost=lambda peer: lost.put_nowait(peer.name)) as bound:
+    async with serving(handler, on_lost=lambda peer, _: lost.put_nowait(peer.name)) as bound:
         async with raw_peer(bound) as silent:
             silent.writer.transport.abort()
         async with raw_peer(bound) as peer:
@@ -184,6 +184,23 @@ async def test_whose_connection_ended_is_told_though_it_waited_for_nothing() -> 
             name = await lost.get()
     assert name == PROXY.name
     assert lost.empty()
+
+
+async def test_the_receives_that_a_lost_peer_may_not_have_the_answers_of_are_named() -> None:
+    lost: asyncio.Queue[list[int]] = asyncio.Queue()
+    handler = Handler()
+    reported_serving = serving(handler, on_lost=lambda _, answered: lost.put_nowait(list(answered)))
+    async with reported_serving as bound, raw_peer(bound) as peer:
+        await peer.greet()
+        for number in (1, 2, 3):
+            peer.writer.write(frame(Kind.POP, number, b"", timeout_ms=LONG_MS))
+            await handler.asked.get()
+        handler.waiting[101](b"message")
+        handler.waiting[103](b"message")
+        assert await peer.read() == (Kind.REPLY, 1, b"message")
+        peer.writer.transport.abort()
+        assert await lost.get() == [101, 103]
+        assert await handler.cancelled.get() == 102
 
 
 async def test_a_cancel_that_crossed_with_the_answer_of_a_pop_is_told_once_and_of_others_not() -> (

@@ -52,7 +52,7 @@ def test_any_split_of_the_byte_stream_gives_the_same_frames(
 ) -> None:
     expected, pieces = case
     reader = FrameReader(1_000)
-    assert [one for piece in pieces for one in reader.feed(piece)] == expected
+    assert [item for piece in pieces for item in reader.feed(piece)] == expected
 
 
 @given(streams(), st.sampled_from([b"\0\0\0\x0a\2", b"\0\0\x04\0\1", b"\0\0\0\x09\1"]))
@@ -61,7 +61,7 @@ def test_a_malformed_frame_is_refused_behind_the_good_ones_however_the_stream_is
 ) -> None:
     expected, pieces = case
     reader = FrameReader(1_000)
-    assert [one for piece in pieces for one in reader.feed(piece)] == expected
+    assert [item for piece in pieces for item in reader.feed(piece)] == expected
     with pytest.raises(FrameError):
         list(reader.feed(bad))
 
@@ -81,7 +81,7 @@ def test_a_long_frame_in_many_pieces_is_not_copied_once_per_piece() -> None:
     stream = frame(2, 1, body)
     reader = FrameReader(64 << 20)
     pieces = (stream[at : at + 256] for at in range(0, len(stream), 256))
-    assert [one for piece in pieces for one in reader.feed(piece)] == [(2, 1, 0, body)]
+    assert [item for piece in pieces for item in reader.feed(piece)] == [(2, 1, 0, body)]
 
 
 def test_a_request_too_short_for_its_timeout_is_refused() -> None:

@@ -65,9 +65,9 @@ def test_a_long_error_text_is_cut_between_two_characters(letter: str) -> None:
     (ack,) = decode_ack_reply(encode_ack_reply([AckResult(Code.BAD_REQUEST, text)]))
     (put,) = decode_put_reply(encode_put_reply([PutResult(Code.BAD_REQUEST, text)]))
     error = decode_error(encode_error(Refused(Code.BAD_REQUEST, text)))
-    for told in (ack.message, put.message, str(error)):
-        assert ERROR_TEXT_LIMIT - 4 < len(told.encode()) <= ERROR_TEXT_LIMIT
-        assert told.endswith(f"{letter} ...")
+    for message in (ack.message, put.message, str(error)):
+        assert ERROR_TEXT_LIMIT - 4 < len(message.encode()) <= ERROR_TEXT_LIMIT
+        assert message.endswith(f"{letter} ...")
 
 
 def test_an_error_text_of_the_limit_stays_whole() -> None:

@@ -7,6 +7,7 @@ import pytest
 from popmq.common.record.message import (
     HEADER_SIZE,
     BadRecord,
+    EndedDelivery,
     RecordKind,
     RevivalToken,
     Stamp,
@@ -19,7 +20,7 @@ from popmq.common.record.message import (
 )
 
 STAMP = Stamp(3, 5_000, 6_000)
-TOKEN = RevivalToken(False, 4, 3, 9, 64, 1, 17, 4_000, 4_500)
+TOKEN = RevivalToken(False, EndedDelivery(3, 9, 4), 64, 1, 17, 4_000, 4_500)
 
 
 def message(position: int, *, token: bytes = b"", kind: int = RecordKind.MESSAGE) -> bytes:
@@ -52,10 +53,10 @@ def carefully(data: bytes, at: int, position: int, size: int) -> StoredMessage |
 def test_the_quick_way_reads_what_the_careful_way_reads(token: bytes, kind: RecordKind) -> None:
     record = message(1_000, token=token, kind=kind)
     data = b"before" + record + b"behind"
-    found = intact_message(data, 6, 1_000, len(record))
-    assert found is not None
-    assert found == carefully(data, 6, 1_000, len(record))
-    assert found.token == (TOKEN if token else None)
+    result = intact_message(data, 6, 1_000, len(record))
+    assert result is not None
+    assert result == carefully(data, 6, 1_000, len(record))
+    assert result.token == (TOKEN if token else None)
 
 
 def test_no_changed_byte_gets_through_the_quick_way() -> None:
@@ -84,8 +85,13 @@ def test_the_quick_way_refuses_what_the_careful_way_refuses() -> None:
             at = rng.choice((0, 0, 0, 1, 56))
             position = rng.choice((1_000, 1_000, 1_001, 0))
             size = rng.choice((len(record), len(record), len(record) - 1, 0, 56, 79, 80, 1 << 20))
-            found = intact_message(data, at, position, size)
-            assert found == carefully(data, at, position, size), (len(data), at, position, size)
+            found_message = intact_message(data, at, position, size)
+            assert found_message == carefully(data, at, position, size), (
+                len(data),
+                at,
+                position,
+                size,
+            )
 
 
 def test_a_message_with_an_unknown_token_is_a_bad_record() -> None:

@@ -26,13 +26,13 @@ def test_the_reference_page_is_made_from_the_table() -> None:
 
 def test_every_metric_of_the_table_is_made_somewhere() -> None:
     """By a call of `reading`, or of what hands its first argument on to it."""
-    made: set[str] = set()
+    sets: set[str] = set()
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             if "reading(" in text or "_by_pair(" in text:
-                made |= set(_names_made(ast.parse(text)))
-    assert [name for name in TABLE if name not in made] == []
+                sets |= set(_names_made(ast.parse(text)))
+    assert [name for name in TABLE if name not in sets] == []
 
 
 def _names_made(tree: ast.Module) -> Iterator[str]:
@@ -50,7 +50,9 @@ def _names_made(tree: ast.Module) -> Iterator[str]:
         if isinstance(first, ast.Constant):
             yield str(first.value)
         elif isinstance(first, ast.JoinedStr):  # f"timer_{name}", with the names in the module
-            parts = [one.value if isinstance(one, ast.Constant) else None for one in first.values]
+            parts = [
+                value.value if isinstance(value, ast.Constant) else None for value in first.values
+            ]
             for word in words:
                 yield "".join(word if part is None else str(part) for part in parts)
 
@@ -94,5 +96,5 @@ def test_a_histogram_in_milliseconds_is_shown_in_seconds() -> None:
     took = Histogram((5, 1_000), divisor=1_000)
     took.observe(5)
     took.observe_each(7, 3)
-    made = reading("store_flush_seconds", took)
-    assert (made.value, list(made.buckets)) == (0.026, [("0.005", 1), ("1", 4), ("+Inf", 4)])
+    metric = reading("store_flush_seconds", took)
+    assert (metric.value, list(metric.buckets)) == (0.026, [("0.005", 1), ("1", 4), ("+Inf", 4)])

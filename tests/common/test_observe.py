@@ -3,20 +3,26 @@
 import asyncio
 import json
 import logging
-import subprocess
+import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
+from programs import run_program
 from prometheus_client import CollectorRegistry, generate_latest
 
 from popmq.common.errors import ConfigError
 from popmq.common.observability import (
+    HEAD_TIMEOUT_S,
     HttpEndpoint,
     JsonFormatter,
     Metric,
     MetricKind,
+    MetricsRegistry,
     Ready,
+    TerminalFormatter,
     counters_collector,
     new_registry,
     setup_logging,
@@ -64,9 +70,7 @@ def test_log_lines_go_to_stderr() -> None:
         "setup_logging('proxy', 'warning');"
         "logging.info('too quiet'); logging.warning('heard', extra={'port': 7})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_program([sys.executable, "-c", program], check=True)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert json.loads(line)["event"] == "heard"
@@ -103,6 +107,58 @@ def test_registering_a_collector_reads_nothing() -> None:
         raise AssertionError("read too early")
 
     CollectorRegistry().register(counters_collector("popmq_", read))
+
+
+def test_a_page_in_pieces_is_the_whole_page_and_has_a_pause_after_each_reading() -> None:
+    def read() -> Iterator[Metric | None]:
+        yield Metric("messages_in_total", "Sent.", 1, labels={"topic": "orders"})
+        yield None
+        yield Metric("waiters", "Parked receives.", 2, MetricKind.GAUGE)
+        yield Metric("messages_in_total", "Sent.", 7, labels={"topic": "other"})
+
+    registry = MetricsRegistry()
+    registry.register(counters_collector("popmq_", read))
+    pieces = list(registry.page_pieces())
+    assert pieces[:4] == [b"", b"", b"", b""]
+    assert b"".join(pieces) == generate_latest(registry)
+
+
+async def test_two_that_ask_for_metrics_at_once_get_one_page_and_others_are_served_meanwhile() -> (
+    None
+):
+    made = 0
+
+    def read() -> Iterator[Metric | None]:
+        nonlocal made
+        made += 1
+        for _ in range(20):
+            began_s = time.thread_time()
+            while time.thread_time() - began_s < 0.01:
+                pass
+            yield None
+        yield Metric("waiters", "Parked receives.", made, MetricKind.GAUGE)
+
+    registry = MetricsRegistry()
+    registry.register(counters_collector("popmq_", read))
+    endpoint = HttpEndpoint("127.0.0.1", 0, registry, always_ready, "broker")
+    port = await endpoint.start()
+    order: list[str] = []
+
+    async def get(path: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        order.append(path)
+        return answer
+
+    first, second, alive = await asyncio.gather(get("/metrics"), get("/metrics"), get("/livez"))
+    await endpoint.stop()
+    assert order[0] == "/livez"
+    assert b"200 OK" in alive
+    assert first == second
+    assert b"popmq_waiters 1.0" in first
+    assert made == 1
 
 
 def test_a_new_registry_tells_about_the_process() -> None:
@@ -199,6 +255,54 @@ def test_a_broken_counter_fails_its_page_and_is_logged(caplog: pytest.LogCapture
     assert "counter went backwards" in caplog.text
 
 
+async def pages_beside(idle: int, *pages: bytes) -> list[bytes]:
+    """The first lines of answers that come while so many sockets say nothing."""
+    endpoint = HttpEndpoint("127.0.0.1", 0, new_registry(), always_ready, "broker")
+    port = await endpoint.start()
+    sockets = [await asyncio.open_connection("127.0.0.1", port) for _ in range(idle)]
+    answers = []
+    for page in pages:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET " + page + b" HTTP/1.1\r\n\r\n")
+        answers.append((await reader.read()).split(b"\r\n")[0])
+        writer.close()
+    await endpoint.stop()
+    for _, writer in sockets:
+        writer.close()
+    return answers
+
+
+async def test_health_pages_are_answered_beside_eighty_idle_sockets() -> None:
+    pages = [b"/livez", b"/readyz", b"/version", b"/metrics"] * 5
+    assert await pages_beside(80, *pages) == [b"HTTP/1.1 200 OK"] * 20
+
+
+async def test_a_request_head_that_does_not_come_is_not_waited_for() -> None:
+    endpoint = HttpEndpoint("127.0.0.1", 0, new_registry(), always_ready, "broker")
+    port = await endpoint.start()
+    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began_s = loop.time()
+    writer.write(b"GET /livez HTTP/1.1\r\n")
+    with suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    assert loop.time() - began_s >= HEAD_TIMEOUT_S
+    assert HEAD_TIMEOUT_S == 1
+    writer.close()
+    await endpoint.stop()
+
+
+async def test_an_endpoint_for_health_alone_has_no_metrics() -> None:
+    endpoint = HttpEndpoint("127.0.0.1", 0, None, always_ready, "broker")
+    port = await endpoint.start()
+    for page, status in ((b"/livez", b"200"), (b"/metrics", b"404")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET " + page + b" HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).split()[1] == status
+        writer.close()
+    await endpoint.stop()
+
+
 def test_stopping_breaks_off_a_request_that_never_ends() -> None:
     async def hang_and_stop() -> bytes:
         endpoint = HttpEndpoint("127.0.0.1", 0, new_registry(), always_ready, "broker")
@@ -215,3 +319,9 @@ def test_stopping_breaks_off_a_request_that_never_ends() -> None:
             writer.close()
 
     assert asyncio.run(hang_and_stop()) == b""
+
+
+def test_on_a_terminal_logs_are_lines_for_people() -> None:
+    record = logging.makeLogRecord({"msg": "became master", "levelname": "INFO", "epoch": 3})
+    line = TerminalFormatter().format(record)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info became master epoch=3", line)

@@ -62,14 +62,14 @@ CASES: list[tuple[Callable[..., bytes], Callable[[bytes], object], object]] = [
 ]
 
 
-@pytest.mark.parametrize(("encode", "decode", "value"), CASES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("encode", "decode", "value"), CASES, ids=lambda item: type(item).__name__)
 def test_what_is_sent_is_what_arrives(
     encode: Callable[[object], bytes], decode: Callable[[bytes], object], value: object
 ) -> None:
     assert decode(encode(value)) == value
 
 
-@pytest.mark.parametrize(("encode", "decode", "value"), CASES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("encode", "decode", "value"), CASES, ids=lambda item: type(item).__name__)
 def test_a_payload_that_ends_early_is_refused(
     encode: Callable[[object], bytes], decode: Callable[[bytes], object], value: object
 ) -> None:
@@ -93,3 +93,11 @@ def test_an_ack_without_a_mark_is_what_older_brokers_send_and_read() -> None:
     assert marked[:-1] == plain
     assert replication.decode_acked(plain).tables is replication.TablesMark.EQUAL
     assert replication.decode_acked(marked).tables is replication.TablesMark.COMPARE
+
+
+def test_a_handshake_has_its_features_behind_what_releases_without_them_read() -> None:
+    plain = replication.Handshake(7, STORE, "node-1", "b" * 32, 1, 2)
+    new = plain._replace(features=replication.SIGNING_KEYS)
+    assert replication.encode_handshake(new)[:-1] == replication.encode_handshake(plain)
+    assert replication.decode_handshake(replication.encode_handshake(new)) == new
+    assert replication.decode_handshake(replication.encode_handshake(plain)) == plain

@@ -39,7 +39,7 @@ async def test_a_peer_that_asks_and_never_reads_is_closed(
 
     with caplog.at_level(logging.WARNING):
         await test()
-    whys = [one.__dict__.get("why", "") for one in caplog.records]
+    whys = [record.__dict__.get("why", "") for record in caplog.records]
     assert any("max_buffered_bytes) and read nothing for 20 ms" in why for why in whys)
 
 

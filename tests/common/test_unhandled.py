@@ -78,13 +78,13 @@ async def test_a_failure_is_logged_with_its_traceback_and_ends_the_process_once(
 async def test_a_failure_on_a_flusher_or_at_its_completion_ends_the_process(in_work: bool) -> None:
     ends = Ends()
     flusher = FlusherThread(asyncio.get_running_loop())
-    told: list[BaseException | None] = []
+    answer: list[BaseException | None] = []
     if in_work:
-        flusher.submit(fail, told.append)
+        flusher.submit(fail, answer.append)
     else:
         flusher.submit(lambda: None, fail)
     assert await ends.text() == "a planted failure"
-    assert bool(told) is in_work
+    assert bool(answer) is in_work
     flusher.stop()
 
 
@@ -93,13 +93,13 @@ async def test_an_error_of_the_disk_is_for_the_one_who_gave_the_work(error: Exce
     ends = Ends()
     loop = asyncio.get_running_loop()
     flusher = FlusherThread(loop)
-    told: asyncio.Future[BaseException | None] = loop.create_future()
+    future: asyncio.Future[BaseException | None] = loop.create_future()
 
     def work() -> None:
         raise error
 
-    flusher.submit(work, told.set_result)
-    assert await told is error
+    flusher.submit(work, future.set_result)
+    assert await future is error
     flusher.stop()
     assert not ends.errors
 

@@ -23,11 +23,11 @@ def table(text: str) -> list[list[str]]:
 
 def rows(text: str) -> list[list[str]]:
     """The rows that begin with numbers of RocketMQ's list, one for each number."""
-    found = table(text)
-    numbers = [re.split(r", ", row[0]) for row in found]
+    tables = table(text)
+    numbers = [re.split(r", ", row[0]) for row in tables]
     return [
         [number, *row[1:]]
-        for row, some in zip(found, numbers, strict=True)
+        for row, some in zip(tables, numbers, strict=True)
         for number in some
         if number.isdigit() and len(number) < 4
     ]

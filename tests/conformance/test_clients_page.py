@@ -13,9 +13,9 @@ NOT_YET = "not yet"
 
 
 def test_every_row_is_named_once_with_a_test() -> None:
-    found = rows(section(PAGE, "Through the proxy")) + rows(section(PAGE, "Differences"))
-    assert sorted(int(row[0]) for row in found) == sorted(ROWS)
-    assert [row[0] for row in found if not NAMED.search(row[2])] == []
+    found_rows = rows(section(PAGE, "Through the proxy")) + rows(section(PAGE, "Differences"))
+    assert sorted(int(row[0]) for row in found_rows) == sorted(ROWS)
+    assert [row[0] for row in found_rows if not NAMED.search(row[2])] == []
 
 
 def test_differences_are_few() -> None:
@@ -27,10 +27,10 @@ def test_every_scenario_has_an_answer_for_each_client() -> None:
     assert len(scenarios) >= 20
     for scenario, *cells in scenarios:
         assert len(cells) == CLIENTS, scenario
-        assert all(one == NOT_YET or NAMED.search(one) for one in cells), scenario
+        assert all(cell == NOT_YET or NAMED.search(cell) for cell in cells), scenario
 
 
 def test_every_named_test_exists() -> None:
-    found = set(NAMED.findall(PAGE))
-    known = {path: names_in(path) for path, _ in found}
-    assert sorted(f"{path}::{name}" for path, name in found if name not in known[path]) == []
+    matches = set(NAMED.findall(PAGE))
+    known = {path: names_in(path) for path, _ in matches}
+    assert sorted(f"{path}::{name}" for path, name in matches if name not in known[path]) == []

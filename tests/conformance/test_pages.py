@@ -69,7 +69,7 @@ def test_differences_are_few(page: str) -> None:
 
 @pages
 def test_every_named_test_exists(page: str) -> None:
-    found = set(NAMED.findall(text_of(page)))
-    known = {path: names_in(path) for path, _ in found}
-    assert sorted(f"{path}::{name}" for path, name in found if name not in known[path]) == []
-    assert len(found) == len(set(re.findall(r"tests/[\w/]+\.py::\w+", text_of(page))))
+    matches = set(NAMED.findall(text_of(page)))
+    known = {path: names_in(path) for path, _ in matches}
+    assert sorted(f"{path}::{name}" for path, name in matches if name not in known[path]) == []
+    assert len(matches) == len(set(re.findall(r"tests/[\w/]+\.py::\w+", text_of(page))))

@@ -25,8 +25,8 @@ def reset(core: CoreBroker, offset: int) -> None:
     core.reply(Kind.RESET_OFFSET, request.SerializeToString())
 
 
-def number(one: Delivery) -> int:
-    return int(one.head[1:])
+def number(delivery: Delivery) -> int:
+    return int(delivery.head[1:])
 
 
 def live(core: CoreBroker, rng: random.Random, held: list[Delivery], events: int) -> None:
@@ -72,11 +72,13 @@ def test_after_the_last_of_many_resets_the_group_reads_from_there_whatever_ran_b
         got: list[Delivery] = []
         while more := core.receive("orders", "g", limit=rng.randrange(1, 9)):
             got += more
-            results = core.ack("orders", "g", *(one.handle for one in more))
-            assert {one.code for one in results} == {Code.OK}, seed
+            results = core.ack("orders", "g", *(delivery.handle for delivery in more))
+            assert {result.code for result in results} == {Code.OK}, seed
         assert sorted(map(number, got)) == list(range(last, 40)), (seed, last)
         for key in "abc" if type is GroupType.FIFO else "":
-            of_key = [number(one) for one in got if one.head.startswith(key.encode())]
+            of_key = [
+                number(delivery) for delivery in got if delivery.head.startswith(key.encode())
+            ]
             assert of_key == sorted(of_key), (seed, key)
         core.advance(3_600_000)
         assert core.receive("orders", "g") == [], seed

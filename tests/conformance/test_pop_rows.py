@@ -26,10 +26,10 @@ MODES = pytest.mark.parametrize("mode", list(CheckPoints))
 @pytest.fixture
 def core() -> CoreBroker:
     """With a topic `orders` of one queue, and a group `g`."""
-    made = CoreBroker()
-    made.topic("orders", queues=1)
-    made.group("g")
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", queues=1)
+    broker.group("g")
+    return broker
 
 
 def found(answer: Answer) -> list[bytes] | None:
@@ -123,7 +123,7 @@ def test_two_receives_at_the_same_moment_share_no_message(core: CoreBroker) -> N
         core.send("orders", b"%d" % number)
     asked = [core.ask(Kind.POP, pop("orders", "g", limit=3), settle=False) for _ in range(3)]
     core.run_until_idle()
-    assert [found(one) for one in asked] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], []]
+    assert [found(answer) for answer in asked] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], []]
 
 
 # -- waiting
@@ -133,7 +133,7 @@ def test_what_one_waiting_receive_leaves_wakes_the_next(core: CoreBroker) -> Non
     waiting = [wait(core, limit=1) for _ in range(4)]
     entries = [hop.PutEntry(MessageType.NORMAL, b"%d" % number, b"") for number in range(3)]
     core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", entries)))
-    assert [found(one) for one in waiting] == [[b"0"], [b"1"], [b"2"], None]
+    assert [found(answer) for answer in waiting] == [[b"0"], [b"1"], [b"2"], None]
 
 
 def test_of_two_that_wait_one_gets_the_message_and_the_other_ends_empty(core: CoreBroker) -> None:
@@ -162,9 +162,9 @@ def test_a_retry_wakes_who_waits_within_one_step_if_it_matches_the_filter(
     core: CoreBroker, tag: str, got: list[bytes] | None
 ) -> None:
     core.send("orders", b"one", tag=tag)
-    (one,) = core.receive("orders", "g")
+    (delivery,) = core.receive("orders", "g")
     waiting = wait(core, expression="A")
-    core.change("orders", "g", one.handle, 0)
+    core.change("orders", "g", delivery.handle, 0)
     core.clock.advance(16)  # to the end of its bucket
     step(core)
     assert found(waiting) == got
@@ -221,8 +221,8 @@ def test_a_batch_that_was_acked_never_comes_back(mode: CheckPoints) -> None:
     for number in range(20):
         core.send("orders", b"%02d" % number)
     got = core.receive("orders", "g", invisible_ms=30_000)
-    results = core.ack("orders", "g", *(one.handle for one in got))
-    assert [one.code for one in results] == [Code.OK] * 20
+    results = core.ack("orders", "g", *(delivery.handle for delivery in got))
+    assert [result.code for result in results] == [Code.OK] * 20
     core.advance(120_000)
     assert core.receive("orders", "g") == []
     restart(core)
@@ -242,8 +242,8 @@ def test_a_large_message_comes_back_with_the_bytes_that_were_sent(mode: CheckPoi
     entry = hop.PutEntry(MessageType.NORMAL, body, properties, tag_hash("A"))
     core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
     for attempt in (1, 2, 3):
-        (one,) = core.receive("orders", "g", invisible_ms=6_000, expression="A")
-        assert (one.head, one.properties, one.attempt) == (body, properties, attempt)
+        (delivery,) = core.receive("orders", "g", invisible_ms=6_000, expression="A")
+        assert (delivery.head, delivery.properties, delivery.attempt) == (body, properties, attempt)
         core.advance(6_100)
 
 
@@ -266,8 +266,8 @@ def test_only_what_was_not_acked_of_a_batch_comes_back_also_after_a_crash(
     for number in range(4):
         core.send("orders", b"%d" % number)
     got = core.receive("orders", "g", invisible_ms=5_000)
-    for one in got[1:3]:
-        assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    for delivery in got[1:3]:
+        assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     restart(core)
     core.advance(5_100)
     assert bodies(core.receive("orders", "g")) == [b"0", b"3"]
@@ -279,7 +279,7 @@ def test_what_was_in_flight_two_starts_ago_comes_back(core: CoreBroker) -> None:
     for _ in range(2):
         restart(core)
     core.advance(5_100)
-    assert [one.attempt for one in core.receive("orders", "g")] == [2]
+    assert [delivery.attempt for delivery in core.receive("orders", "g")] == [2]
 
 
 def test_queues_of_high_numbers_are_delivered_acked_and_retried() -> None:
@@ -289,7 +289,7 @@ def test_queues_of_high_numbers_are_delivered_acked_and_retried() -> None:
     for queue in (127, 128, 299):
         core.send("wide", b"%d" % queue, queue_id=queue)
     acked, *_ = got = sorted(core.receive("wide", "g", invisible_ms=1_000), key=lambda d: d.head)
-    assert [one.queue_id for one in got] == [127, 128, 299]
+    assert [delivery.queue_id for delivery in got] == [127, 128, 299]
     assert core.ack("wide", "g", acked.handle)[0].code == Code.OK
     core.advance(1_100)
     assert bodies(core.receive("wide", "g")) == [b"128", b"299"]
@@ -305,8 +305,8 @@ def test_one_receive_may_give_retries_and_new_messages_each_with_a_handle_that_w
     core.send("orders", b"new")
     got = core.receive("orders", "g")
     assert bodies(got) == [b"new", b"old-1", b"old-2"]
-    results = core.ack("orders", "g", *(one.handle for one in got))
-    assert [one.code for one in results] == [Code.OK] * 3
+    results = core.ack("orders", "g", *(delivery.handle for delivery in got))
+    assert [result.code for result in results] == [Code.OK] * 3
     core.advance(120_000)
     assert core.receive("orders", "g") == []
 
@@ -323,16 +323,16 @@ def test_a_pop_tells_how_many_messages_it_left(core: CoreBroker) -> None:
 
 def test_an_ack_that_names_an_unknown_topic_is_refused(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    (result,) = core.ack("nowhere", "g", one.handle)
+    (delivery,) = core.receive("orders", "g")
+    (result,) = core.ack("nowhere", "g", delivery.handle)
     assert result.code == Code.INVALID_RECEIPT_HANDLE
     assert "not of topic nowhere" in result.message
 
 
 def test_a_change_with_a_made_up_handle_is_refused_and_changes_nothing(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g", invisible_ms=5_000)
-    forged = one.handle[:-2] + (b"AA" if one.handle[-2:] != b"AA" else b"BB")
+    (delivery,) = core.receive("orders", "g", invisible_ms=5_000)
+    forged = delivery.handle[:-2] + (b"AA" if delivery.handle[-2:] != b"AA" else b"BB")
     with pytest.raises(PopmqError) as refused:
         core.change("orders", "g", forged, 60_000)
     assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
@@ -342,10 +342,10 @@ def test_a_change_with_a_made_up_handle_is_refused_and_changes_nothing(core: Cor
 
 def test_changing_twice_with_one_handle_leaves_one_delivery(core: CoreBroker) -> None:
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    core.change("orders", "g", one.handle, 1_000)
+    (delivery,) = core.receive("orders", "g")
+    core.change("orders", "g", delivery.handle, 1_000)
     with pytest.raises(PopmqError, match="superseded"):
-        core.change("orders", "g", one.handle, 1_000)
+        core.change("orders", "g", delivery.handle, 1_000)
     core.advance(1_100)
     assert len(core.receive("orders", "g")) == 1
     core.advance(10_000)
@@ -377,4 +377,6 @@ def test_a_topic_made_again_has_neither_records_nor_retries_of_the_old_one(
         assert result.code == Code.INVALID_RECEIPT_HANDLE
         restart(core)
     core.send("orders", b"new")
-    assert [(one.head, one.attempt) for one in core.receive("orders", "g")] == [(b"new", 1)]
+    assert [(delivery.head, delivery.attempt) for delivery in core.receive("orders", "g")] == [
+        (b"new", 1)
+    ]

@@ -25,16 +25,16 @@ def messages() -> Iterator[tuple[str, Descriptor]]:
 
 def calls(title: str) -> dict[str, str]:
     """The answer of each call of the service of that name."""
-    found = {QUOTED.findall(row[0])[0]: row[1] for row in table(section(PAGE, title))}
-    assert len(found) == len(table(section(PAGE, title))), "a call has two rows"
-    return found
+    rows = {QUOTED.findall(row[0])[0]: row[1] for row in table(section(PAGE, title))}
+    assert len(rows) == len(table(section(PAGE, title))), "a call has two rows"
+    return rows
 
 
 def test_every_call_has_its_answer() -> None:
     for title, file in (("MessagingService", service_pb2), ("Admin", admin_pb2)):
-        told = calls(title)
-        assert sorted(told) == sorted(file.DESCRIPTOR.services_by_name[title].methods_by_name)
-        assert [name for name, answer in told.items() if not answer] == []
+        reporteds = calls(title)
+        assert sorted(reporteds) == sorted(file.DESCRIPTOR.services_by_name[title].methods_by_name)
+        assert [name for name, answer in reporteds.items() if not answer] == []
 
 
 def test_the_calls_that_are_refused_are_those_that_the_page_names() -> None:
@@ -46,11 +46,11 @@ def test_the_calls_that_are_refused_are_those_that_the_page_names() -> None:
 
 
 def test_every_field_of_every_message_has_one_place() -> None:
-    told = {row[0]: row[1:] for row in table(section(PAGE, "Fields"))}
-    wanted = {name: sorted(message.fields_by_name) for name, message in messages()}
-    assert sorted(told) == sorted(wanted)
-    for name, cells in told.items():
-        assert sorted(QUOTED.findall(" ".join(cells))) == wanted[name], name
+    rows = {row[0]: row[1:] for row in table(section(PAGE, "Fields"))}
+    expected = {name: sorted(message.fields_by_name) for name, message in messages()}
+    assert sorted(rows) == sorted(expected)
+    for name, cells in rows.items():
+        assert sorted(QUOTED.findall(" ".join(cells))) == expected[name], name
 
 
 def test_what_is_not_used_says_why() -> None:

@@ -97,7 +97,7 @@ def test_a_firing_that_finds_no_room_waits_for_it_and_is_not_dropped() -> None:
     got: list[bytes] = []
     while batch := received(core):
         got += batch
-    assert [int(one[:4]) for one in got] == list(range(count))
+    assert [int(data[:4]) for data in got] == list(range(count))
 
 
 def test_a_checkpoint_beyond_the_end_of_the_queue_is_cut_back_to_it(core: CoreBroker) -> None:

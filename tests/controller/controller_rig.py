@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from popmq.common.errors import PopmqError, Unavailable
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller, ControllerTimeouts
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MemoryStore, MetadataStore
 from popmq.testing.harness.clock import ManualClock
 
@@ -142,19 +142,19 @@ class Rig:
                     broker.obey(pb.RegisterReply.FromString(reply).state)
 
     def broker(self, node: str) -> Broker:
-        return next(one for one in self.brokers if one.node == node)
+        return next(broker for broker in self.brokers if broker.node == node)
 
     @property
     def record(self) -> GroupRecord | None:
         """As the store has it."""
-        found: list[GroupRecord | None] = []
+        answers: list[GroupRecord | None] = []
 
         def take(answer: object) -> None:
             assert answer is None or isinstance(answer, GroupRecord)
-            found.append(answer)
+            answers.append(answer)
 
         self.store.read(GROUP, take)
-        return found[0]
+        return answers[0]
 
     @property
     def leader(self) -> str:
@@ -207,7 +207,7 @@ def failover(
 def members(record: GroupRecord | None) -> Sequence[str]:
     """Node names of the SyncStateSet."""
     assert record is not None
-    return [one.removeprefix("store-") for one in record.sync_state_set]
+    return [name.removeprefix("store-") for name in record.sync_state_set]
 
 
 def three(**changes: object) -> list[Broker]:

@@ -79,28 +79,31 @@ class LeaseApi:
     def read(self, name: str) -> Answer:
         with self._lock:
             leases = self._old if self.stale_reads else self.leases
-            found = leases.get(name)
-            return (200, copy.deepcopy(found)) if found else (404, {"reason": "NotFound"})
+            lease = leases.get(name)
+            return (200, copy.deepcopy(lease)) if lease else (404, {"reason": "NotFound"})
 
     def write(self, name: str, lease: dict[str, Any]) -> Answer:
         """PUT with a name, POST without."""
         with self._lock:
-            wanted = lease["metadata"]["name"]
-            if not NAME.fullmatch(wanted) or len(wanted) > 253:
+            expected = lease["metadata"]["name"]
+            if not NAME.fullmatch(expected) or len(expected) > 253:
                 return 422, {"reason": "Invalid"}
-            found = self.leases.get(wanted)
-            if not name and found is not None:
+            found_lease = self.leases.get(expected)
+            if not name and found_lease is not None:
                 return 409, {"reason": "AlreadyExists"}
-            if name and found is None:
+            if name and found_lease is None:
                 return 404, {"reason": "NotFound"}
-            told = lease["metadata"].get("resourceVersion")
-            if found is not None and told != found["metadata"]["resourceVersion"]:
+            resource_version = lease["metadata"].get("resourceVersion")
+            if (
+                found_lease is not None
+                and resource_version != found_lease["metadata"]["resourceVersion"]
+            ):
                 return 409, {"reason": "Conflict"}
-            if found is not None:
-                self._old[wanted] = found
+            if found_lease is not None:
+                self._old[expected] = found_lease
             self._version += 7
             lease["metadata"]["resourceVersion"] = str(self._version)
-            self.leases[wanted] = lease
+            self.leases[expected] = lease
             return (200 if name else 201), copy.deepcopy(lease)
 
 
@@ -135,9 +138,9 @@ def _handler(api: LeaseApi) -> type[BaseHTTPRequestHandler]:
             self._answer(*answer)
 
         def _name(self) -> str:
-            found = PATH.fullmatch(self.path)
-            assert found, self.path
-            return found.group(1) or ""
+            match = PATH.fullmatch(self.path)
+            assert match, self.path
+            return match.group(1) or ""
 
         def _refusal(self) -> Answer | None:
             return (api.refuse_with, {"reason": "Refused"}) if api.refuse_with else None

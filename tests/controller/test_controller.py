@@ -39,8 +39,8 @@ async def test_a_proxy_that_followed_the_last_controller_is_told_by_the_next_one
     moved = BrokerAddress(broker="broker-a", address="h:2", epoch=2, store_id="1f")
     await register(after, moved)
     # It would wait for a minute if both had counted to the same number.
-    found = await routes(after, known.version)
-    assert list(found.brokers) == [moved]
+    reply = await routes(after, known.version)
+    assert list(reply.brokers) == [moved]
 
 
 async def test_a_proxy_that_knows_the_routes_waits_for_the_next_change() -> None:

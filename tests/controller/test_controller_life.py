@@ -19,18 +19,18 @@ from controller.controller_rig import (
 )
 
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MemoryStore, MetadataStoreUnavailable, OnRead
 from popmq.controller.record_follower import READ_MS
 
 
 def routes(controller: Controller) -> Sequence[tuple[str, str, int]]:
     body = pb.RoutesRequest().SerializeToString()
-    found = pb.RoutesReply.FromString(ask(controller, Kind.ROUTES, body))
-    return [(one.broker, one.address, one.epoch) for one in found.brokers]
+    reply = pb.RoutesReply.FromString(ask(controller, Kind.ROUTES, body))
+    return [(broker.broker, broker.address, broker.epoch) for broker in reply.brokers]
 
 
 def watch(controller: Controller, view: int, *, store_id: str = "") -> list[bytes | PopmqError]:
@@ -216,7 +216,7 @@ def test_what_another_controller_wrote_is_read_before_a_store_counts_as_set_back
     rig.deaf = set()
     rig.run(HEARTBEAT_MS)
     assert routes(rig.controllers[0]) == [(GROUP, "node-b:1", 2)]
-    assert [one.epoch for one in second.groups[GROUP].replicas] == [1, 2, 2]
+    assert [replica.epoch for replica in second.groups[GROUP].replicas] == [1, 2, 2]
     assert routes(second) != routes(rig.controllers[0])
     assert second.groups[GROUP].state().trouble == ""
     store.let_go()
@@ -303,7 +303,9 @@ def test_a_watch_is_answered_in_the_step_that_elects() -> None:
         rig.run(STEP_MS)
     # The first news is that node-a is silent, which is told in the same step.
     answers += watch(controller, rig.state.view - 1)
-    (_, newest) = (pb.WatchGroupReply.FromString(one) for one in answers if type(one) is bytes)
+    (_, newest) = (
+        pb.WatchGroupReply.FromString(answer) for answer in answers if type(answer) is bytes
+    )
     assert newest.state.record.leader == "store-node-b"
 
 
@@ -350,7 +352,7 @@ def test_a_second_process_under_a_nodes_name_is_refused_while_the_first_is_heard
     rig.broker("node-b").up = False
     rig.run(2 * DEAD_MS)
     rig.beat(twin)
-    assert [one.node for one in rig.controllers[0].groups[GROUP].replicas] == [
+    assert [replica.node for replica in rig.controllers[0].groups[GROUP].replicas] == [
         "node-a",
         "node-b",
         "node-c",
@@ -408,9 +410,9 @@ def test_the_newest_timer_check_point_is_told_to_all_with_its_age() -> None:
     rig.broker("node-a").up = False
     rig.clock.advance(300)
     rig.beat()
-    told = rig.broker("node-c").told.timer_check_point
-    assert (told.last_read_ms, told.master_timer_queue_offset) == (5_000, 40)
-    assert told.age_ms == 400
+    check_point = rig.broker("node-c").told.timer_check_point
+    assert (check_point.last_read_ms, check_point.master_timer_queue_offset) == (5_000, 40)
+    assert check_point.age_ms == 400
 
 
 def test_a_check_point_of_a_later_epoch_is_newer_whatever_its_offset() -> None:
@@ -456,7 +458,7 @@ def test_the_set_in_tests_is_what_the_state_shows() -> None:
     rig = running()
     assert members(rig.known) == ["node-a", "node-b", "node-c"]
     shown = rig.state
-    assert [(one.broker.node, one.alive) for one in shown.members] == [
+    assert [(member.broker.node, member.alive) for member in shown.members] == [
         ("node-a", True),
         ("node-b", True),
         ("node-c", True),

@@ -10,11 +10,11 @@ from controller.controller_rig import GROUP, Broker
 from popmq.common.errors import ConfigError
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frames import Hello, ProcessRole
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.settings import ControllerSettings, Settings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.file_store import FileStore
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MetadataStoreUnavailable, WriteOutcome, WriteResult
 from popmq.controller.process import ControllerProcess, ThreadedStore
 
@@ -60,26 +60,26 @@ async def test_a_store_that_hangs_is_answered_for_in_time_and_only_once() -> Non
     await answered.wait()
     stuck.go.set()
     done = asyncio.Event()
-    ThreadedStore(stuck).read("g", lambda found: done.set())
+    ThreadedStore(stuck).read("g", lambda result: done.set())
     await done.wait()
-    assert [type(one) for one in reads] == [MetadataStoreUnavailable]
-    assert [one.outcome for one in swaps] == [WriteOutcome.UNKNOWN]
+    assert [type(item) for item in reads] == [MetadataStoreUnavailable]
+    assert [swap.outcome for swap in swaps] == [WriteOutcome.UNKNOWN]
     assert "did not answer within 0.05 s" in swaps[0].reason
     store.stop()
 
 
 async def test_a_fault_of_a_store_is_no_answer() -> None:
     store = ThreadedStore(FailingStore())
-    found: list[WriteResult] = []
+    write_results: list[WriteResult] = []
     answered = asyncio.Event()
 
     def swapped(result: WriteResult) -> None:
-        found.append(result)
+        write_results.append(result)
         answered.set()
 
     store.swap("g", 0, FIRST, swapped)
     await answered.wait()
-    assert (found[0].outcome, found[0].reason) == (
+    assert (write_results[0].outcome, write_results[0].reason) == (
         WriteOutcome.UNKNOWN,
         "the metadata store failed: a fault",
     )
@@ -169,8 +169,8 @@ async def test_a_watching_broker_whose_process_is_gone_is_replaced_without_waiti
     node_a.request(Kind.WATCH_GROUP, watch.SerializeToString(), 60_000, lambda answer: None)
     await beat(node_a, brokers[0])  # answered behind the watch
     await node_a.close()
-    found = pb.WatchGroupReply.FromString(await news).state
-    assert [(one.broker.node, one.alive) for one in found.members] == [
+    group_state = pb.WatchGroupReply.FromString(await news).state
+    assert [(member.broker.node, member.alive) for member in group_state.members] == [
         ("node-a", False),
         ("node-b", True),
     ]

@@ -75,14 +75,14 @@ def test_a_rest_is_not_taken_for_having_stood_still(
 
 
 def test_each_request_is_told_so_that_a_rest_can_end() -> None:
-    told: list[int] = []
+    reporteds: list[int] = []
     controller = Controller(
         "popmq",
         MemoryStore(),
         ManualClock(),
         nobody,
         times=ControllerTimeouts(),
-        on_request=lambda: told.append(1),
+        on_request=lambda: reporteds.append(1),
     )
     ask(controller, Kind.REGISTER, single().heartbeat())
-    assert told == [1]
+    assert reporteds == [1]

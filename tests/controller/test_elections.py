@@ -14,8 +14,8 @@ from controller.controller_rig import (
 )
 
 from popmq.common.errors import Code, PopmqError
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     MemoryStore,
     OnRead,
@@ -31,7 +31,7 @@ def test_a_new_group_is_led_by_its_first_node_and_all_are_in_the_set() -> None:
     rig = Rig(*three())
     rig.run(2 * HEARTBEAT_MS)
     assert rig.record == GroupRecord("store-node-a", 1, tuple(f"store-node-{c}" for c in "abc"), 1)
-    assert [one.role for one in rig.brokers] == [pb.MASTER, pb.SLAVE, pb.SLAVE]
+    assert [broker.role for broker in rig.brokers] == [pb.MASTER, pb.SLAVE, pb.SLAVE]
 
 
 def test_a_new_group_waits_for_all_its_brokers() -> None:
@@ -115,7 +115,7 @@ def test_an_election_from_an_old_record_writes_nothing() -> None:
     rig.broker("node-a").up = False
     rig.run(3 * DEAD_MS)
     store.stale = None
-    assert "store-node-c" in [wanted.leader for _, wanted in store.swaps]
+    assert "store-node-c" in [expected.leader for _, expected in store.swaps]
     assert rig.record == GroupRecord("store-node-b", 2, ("store-node-a", "store-node-b"), 3)
 
 
@@ -124,8 +124,10 @@ def test_two_controllers_that_elect_at_once_make_one_epoch() -> None:
     rig.broker("node-a").up = False
     rig.run(2 * DEAD_MS)
     assert rig.record == GroupRecord("store-node-b", 2, ("store-node-b", "store-node-c"), 2)
-    assert [one.groups[GROUP].record for one in rig.controllers] == [rig.record] * 2
-    assert sum(one.groups[GROUP].elections for one in rig.controllers) == 2  # the first, and this
+    assert [controller.groups[GROUP].record for controller in rig.controllers] == [rig.record] * 2
+    assert (
+        sum(controller.groups[GROUP].elections for controller in rig.controllers) == 2
+    )  # the first, and this
 
 
 def test_a_controller_takes_the_record_that_another_one_wrote() -> None:
@@ -233,7 +235,7 @@ def test_the_dead_leave_the_set_unless_it_would_be_too_small(
         rig.broker(node).up = False
     rig.run(3 * DEAD_MS)
     assert members(rig.record) == kept
-    assert rig.leader == next(one for one in kept if one not in dead)
+    assert rig.leader == next(item for item in kept if item not in dead)
 
 
 def test_an_election_adds_nobody_to_the_set() -> None:

@@ -4,9 +4,9 @@ import pytest
 from controller.controller_rig import DEAD_MS, GROUP, Broker, Rig, failover, running
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.group_record import GroupRecord
 
 # -- a planned hand-over
 
@@ -169,5 +169,6 @@ def test_an_unclean_election_is_refused_while_a_member_is_heard() -> None:
 def test_a_failover_of_a_group_that_is_unknown_or_single_is_refused() -> None:
     rig = Rig(Broker("node-a", replicas=1))
     rig.beat()
-    with pytest.raises(PopmqError, match="broker group broker-a has no replicas"):
+    with pytest.raises(PopmqError, match="broker group broker-a has one broker") as refused:
         failover(rig.controllers[0])
+    assert refused.value.code is Code.PRECONDITION_FAILED

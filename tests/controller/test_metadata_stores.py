@@ -10,9 +10,9 @@ import pytest
 from controller.lease_api import LeaseApi
 
 from popmq.common.errors import ConfigError
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller import file_store
 from popmq.controller.file_store import FileStore
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.lease_store import ApiServer, LeaseStore
 from popmq.controller.metadata_store import (
     BlockingStore,
@@ -34,21 +34,21 @@ class WaitingMemory:
         self._store = MemoryStore()
 
     def read(self, key: str) -> GroupRecord | None:
-        found: list[GroupRecord | MetadataStoreUnavailable | None] = []
-        self._store.read(key, found.append)
-        assert not isinstance(found[0], MetadataStoreUnavailable)
-        return found[0]
+        results: list[GroupRecord | MetadataStoreUnavailable | None] = []
+        self._store.read(key, results.append)
+        assert not isinstance(results[0], MetadataStoreUnavailable)
+        return results[0]
 
     def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
-        found: list[WriteResult] = []
-        self._store.swap(key, expected_version, record, found.append)
-        return found[0]
+        write_results: list[WriteResult] = []
+        self._store.swap(key, expected_version, record, write_results.append)
+        return write_results[0]
 
 
 @pytest.fixture
 def api() -> Iterator[LeaseApi]:
-    with LeaseApi() as made:
-        yield made
+    with LeaseApi() as lease_api:
+        yield lease_api
 
 
 def lease_store(api: LeaseApi, *, timeout_s: float = 5.0) -> LeaseStore:
@@ -87,8 +87,8 @@ def test_a_write_that_expects_another_version_writes_nothing(
     store: BlockingStore, expected: int
 ) -> None:
     store.swap("g", 0, FIRST)
-    wanted = GroupRecord("b", 9, ("b",), expected + 1)
-    result = store.swap("g", expected, wanted)
+    record = GroupRecord("b", 9, ("b",), expected + 1)
+    result = store.swap("g", expected, record)
     assert result.outcome is not WriteOutcome.WRITTEN
     assert result.record == FIRST
     assert store.read("g") == FIRST
@@ -103,21 +103,24 @@ def test_a_file_store_reads_what_the_last_process_wrote(tmp_path: Path) -> None:
 
 
 def test_of_two_stores_on_one_folder_one_wins(tmp_path: Path) -> None:
-    one, two = FileStore(str(tmp_path)), FileStore(str(tmp_path))
-    one.swap("g", 0, FIRST)
-    assert one.swap("g", 1, SECOND).outcome is WriteOutcome.WRITTEN
+    item, two = FileStore(str(tmp_path)), FileStore(str(tmp_path))
+    item.swap("g", 0, FIRST)
+    assert item.swap("g", 1, SECOND).outcome is WriteOutcome.WRITTEN
     assert two.swap("g", 1, OTHER) == WriteResult(WriteOutcome.CONFLICT, SECOND)
 
 
 def _write_many(folder: str, name: str, wins: int) -> None:
     store, won = FileStore(folder), 0
     while won < wins:
-        found = store.read("g")
-        version = found.version if found else 0
-        record = GroupRecord(name, 1 + (found.epoch if found else 0), (name,), version + 1)
+        found_record = store.read("g")
+        version = found_record.version if found_record else 0
+        record = GroupRecord(
+            name, 1 + (found_record.epoch if found_record else 0), (name,), version + 1
+        )
         won += store.swap("g", version, record).outcome is WriteOutcome.WRITTEN
 
 
+@pytest.mark.more
 def test_processes_that_write_at_once_lose_no_write(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     wins = 25

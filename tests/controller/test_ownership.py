@@ -3,9 +3,9 @@
 import pytest
 from controller.controller_rig import DEAD_MS, HEARTBEAT_MS, Broker, Rig, ask, running
 
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_ownership import KEY, MetadataOwnership, OwnershipClaim
 from popmq.controller.metadata_store import MemoryStore
 
@@ -26,7 +26,7 @@ def routes(rig: Rig) -> pb.RoutesReply:
 
 
 def names(rig: Rig) -> list[str]:
-    return [one.broker for one in routes(rig).brokers]
+    return [broker.broker for broker in routes(rig).brokers]
 
 
 def test_a_group_that_moves_its_timers_is_told_where_the_others_are() -> None:
@@ -40,7 +40,7 @@ def test_a_group_that_moves_its_timers_is_told_where_the_others_are() -> None:
     peers = pb.RegisterReply.FromString(
         ask(rig.controllers[0], Kind.REGISTER, beat.SerializeToString())
     ).peers
-    assert [(one.broker, one.address, one.draining) for one in peers] == [
+    assert [(peer.broker, peer.address, peer.draining) for peer in peers] == [
         ("a", "a:1", False),
         ("b", "b:1", True),
     ]
@@ -77,13 +77,13 @@ def test_the_broker_of_the_same_process_owns_at_once() -> None:
 def test_what_is_in_the_logs_says_who_owns_without_waiting(
     claims: dict[str, OwnershipClaim], wanted: str
 ) -> None:
-    found = MetadataOwnership(MemoryStore(), patience_ms=1_000, on_owner=lambda: None)
+    metadata_ownership = MetadataOwnership(MemoryStore(), patience_ms=1_000, on_owner=lambda: None)
     for name, claim in claims.items():
-        found.on_claim(name, claim)
-    found.step(0)
-    assert found.owner == wanted
-    found.step(1_000)
-    assert found.owner == (wanted or "a")
+        metadata_ownership.on_claim(name, claim)
+    metadata_ownership.step(0)
+    assert metadata_ownership.owner == wanted
+    metadata_ownership.step(1_000)
+    assert metadata_ownership.owner == (wanted or "a")
 
 
 def test_a_restarted_controller_with_an_empty_store_learns_the_owner_from_the_logs() -> None:
@@ -107,7 +107,7 @@ def test_two_controllers_choose_one_owner() -> None:
     rig = Rig(single("a"), single("b"), controllers=2)
     rig.deaf = {(0, "b"), (1, "a")}
     rig.run(2 * DEAD_MS)
-    assert {one.ownership.owner for one in rig.controllers} == {"a"}
+    assert {controller.ownership.owner for controller in rig.controllers} == {"a"}
 
 
 def test_a_group_gets_no_messages_before_it_has_the_topics() -> None:
@@ -130,9 +130,9 @@ def test_a_slave_that_is_behind_says_nothing_about_topics() -> None:
     rig.broker("node-b").owner = "elsewhere"
     rig.run(2 * HEARTBEAT_MS)
     assert rig.controllers[0].ownership.has_joined("broker-a")
-    found: list[object] = []
-    rig.store.read(KEY, found.append)
-    assert found == [GroupRecord("broker-a", 1, ("broker-a",), 1)]
+    results: list[object] = []
+    rig.store.read(KEY, results.append)
+    assert results == [GroupRecord("broker-a", 1, ("broker-a",), 1)]
 
 
 def test_a_drained_group_is_told_of_until_it_was_taken_away() -> None:
@@ -140,7 +140,7 @@ def test_a_drained_group_is_told_of_until_it_was_taken_away() -> None:
     rig.run(HEARTBEAT_MS)
     rig.broker("b").draining = True
     rig.run(HEARTBEAT_MS)
-    assert [(one.broker, one.draining) for one in routes(rig).brokers] == [
+    assert [(broker.broker, broker.draining) for broker in routes(rig).brokers] == [
         ("a", False),
         ("b", True),
     ]

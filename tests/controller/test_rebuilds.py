@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.rebuilds import Rebuilds, refusal, successor_of_suspect
 from popmq.controller.replicas import ReplicaHeartbeat, Role
 
@@ -14,8 +14,10 @@ OWN, OTHER = "own", "other"
 
 
 def replica(name: str, **fields: object) -> ReplicaHeartbeat:
-    made = ReplicaHeartbeat(f"node-{name}", name, f"{name}:1", epoch=3, end=5_000, role=Role.SLAVE)
-    return replace(made, **fields)  # type: ignore[arg-type]
+    heartbeat = ReplicaHeartbeat(
+        f"node-{name}", name, f"{name}:1", epoch=3, end=5_000, role=Role.SLAVE
+    )
+    return replace(heartbeat, **fields)  # type: ignore[arg-type]
 
 
 def equal(name: str, at: int = AT) -> ReplicaHeartbeat:
@@ -116,9 +118,9 @@ def test_a_grant_ends_when_what_it_rests_on_is_gone() -> None:
 
 def test_a_master_is_replaced_by_one_of_a_larger_number_that_agree() -> None:
     living = [MASTER, wrong("a"), wrong("b")]
-    found = successor_of_suspect(record("b"), living)
-    assert found is not None
-    assert found.store_id == "b", "only a member of the SyncStateSet can lead"
+    heartbeat = successor_of_suspect(record("b"), living)
+    assert heartbeat is not None
+    assert heartbeat.store_id == "b", "only a member of the SyncStateSet can lead"
     assert successor_of_suspect(record(), living) is None
 
 

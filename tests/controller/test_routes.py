@@ -13,17 +13,19 @@ DEAD_AFTER_MS = 2_000
 
 def routes() -> Routes:
     """With `KNOWN`, heard at 0 ms."""
-    made = Routes("popmq", dead_after_ms=DEAD_AFTER_MS)
-    assert made.register("popmq", KNOWN, now_ms=0)
-    return made
+    route = Routes("popmq", dead_after_ms=DEAD_AFTER_MS)
+    assert route.register("popmq", KNOWN, now_ms=0)
+    return route
 
 
-def refusal(found: Routes, route: Route, *, now_ms: int = 1, cluster: str = "popmq") -> PopmqError:
-    silent_ms = found.silent_ms(KNOWN.broker, now_ms=now_ms)
+def refusal(
+    found_routes: Routes, route: Route, *, now_ms: int = 1, cluster: str = "popmq"
+) -> PopmqError:
+    silent_ms = found_routes.silent_ms(KNOWN.broker, now_ms=now_ms)
     with pytest.raises(PopmqError) as caught:
-        found.register(cluster, route, now_ms=now_ms)
-    assert found.all() == [KNOWN]
-    assert found.silent_ms(KNOWN.broker, now_ms=now_ms) == silent_ms
+        found_routes.register(cluster, route, now_ms=now_ms)
+    assert found_routes.all() == [KNOWN]
+    assert found_routes.silent_ms(KNOWN.broker, now_ms=now_ms) == silent_ms
     return caught.value
 
 
@@ -31,11 +33,11 @@ def refusal(found: Routes, route: Route, *, now_ms: int = 1, cluster: str = "pop
     "address", ["10.0.0.2:1", "[::1]:1", "unix:/run/popmq/frames.sock", "in-process"]
 )
 def test_a_broker_that_moved_gets_a_new_route_and_the_version_moves(address: str) -> None:
-    found, moved = routes(), replace(KNOWN, address=address, epoch=4)
-    version = found.version
-    assert found.register("popmq", moved, now_ms=1)
-    assert not found.register("popmq", moved, now_ms=2)
-    assert (found.all(), found.version) == ([moved], version + 1)
+    found_routes, moved = routes(), replace(KNOWN, address=address, epoch=4)
+    version = found_routes.version
+    assert found_routes.register("popmq", moved, now_ms=1)
+    assert not found_routes.register("popmq", moved, now_ms=2)
+    assert (found_routes.all(), found_routes.version) == ([moved], version + 1)
 
 
 @pytest.mark.parametrize(
@@ -60,25 +62,25 @@ def test_an_older_epoch_of_the_same_store_is_refused() -> None:
 
 
 def test_a_second_broker_of_one_name_is_refused_while_the_first_is_heard() -> None:
-    found = routes()
+    route = routes()
     second = Route(KNOWN.broker, "10.0.0.2:10911", epoch=9, store_id="2e")
-    error = refusal(found, second, now_ms=DEAD_AFTER_MS)
+    error = refusal(route, second, now_ms=DEAD_AFTER_MS)
     assert error.code is Code.PRECONDITION_FAILED
     assert str(error).startswith(
         "two brokers are called broker-a: store '1f' at 10.0.0.1:10911, heard 2000 ms ago, and "
         "store '2e' at 10.0.0.2:10911, which is refused"
     )
-    assert not found.register("popmq", KNOWN, now_ms=DEAD_AFTER_MS)
-    refusal(found, second, now_ms=2 * DEAD_AFTER_MS)
+    assert not route.register("popmq", KNOWN, now_ms=DEAD_AFTER_MS)
+    refusal(route, second, now_ms=2 * DEAD_AFTER_MS)
 
 
 def test_a_broker_whose_namesake_fell_silent_takes_its_place() -> None:
-    found = routes()
+    route = routes()
     second = Route(KNOWN.broker, "10.0.0.2:10911", epoch=1, store_id="2e")
-    assert found.register("popmq", second, now_ms=DEAD_AFTER_MS + 1)
-    assert found.all() == [second]
+    assert route.register("popmq", second, now_ms=DEAD_AFTER_MS + 1)
+    assert route.all() == [second]
     with pytest.raises(PopmqError, match="two brokers are called broker-a"):
-        found.register("popmq", KNOWN, now_ms=DEAD_AFTER_MS + 2)
+        route.register("popmq", KNOWN, now_ms=DEAD_AFTER_MS + 2)
 
 
 def test_a_broker_of_another_cluster_is_refused() -> None:

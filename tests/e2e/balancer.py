@@ -52,11 +52,11 @@ class Balancer(ThreadServer):
         except OSError:
             pass  # the client connects again
         finally:
-            for one in (writer, there):
-                if one is not None:
-                    one.close()
+            for stream_writer in (writer, there):
+                if stream_writer is not None:
+                    stream_writer.close()
                     with contextlib.suppress(OSError):
-                        await one.wait_closed()
+                        await stream_writer.wait_closed()
 
 
 async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

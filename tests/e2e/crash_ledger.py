@@ -90,20 +90,20 @@ def check_crashes(
     """Judge a finished run: everything was drained before."""
     ok, unknown = set(sent_ok), set(sent_unknown)
     by_id: dict[str, list[Seen]] = defaultdict(list)
-    for one in sorted(deliveries, key=lambda seen: seen.received_ms):
-        by_id[one.message_id].append(one)
+    for delivery in sorted(deliveries, key=lambda seen: seen.received_ms):
+        by_id[delivery.message_id].append(delivery)
     report = CrashReport(
         sent_ok=len(ok),
         sent_unknown=len(unknown),
         unknown_appeared=len(unknown & by_id.keys()),
         received=len(by_id),
         deliveries=sum(map(len, by_id.values())),
-        acked=sum(any(one.ack is Ack.OK for one in seen) for seen in by_id.values()),
+        acked=sum(any(item.ack is Ack.OK for item in seen) for seen in by_id.values()),
         lost=len(ok - by_id.keys()),
     )
-    report.faults += [f"{one} was sent and never received" for one in sorted(ok - by_id.keys())]
+    report.faults += [f"{name} was sent and never received" for name in sorted(ok - by_id.keys())]
     report.faults += [
-        f"{one} was received and never sent" for one in sorted(by_id.keys() - ok - unknown)
+        f"{name} was received and never sent" for name in sorted(by_id.keys() - ok - unknown)
     ]
     for message_id, seen in by_id.items():
         _check_message(report, seen, invisible_ms, sent_unknown=message_id in unknown)
@@ -115,11 +115,13 @@ def _check_message(
 ) -> None:
     name = seen[0].message_id
     # An attempt that nobody saw went out in a reply that a crash cut off.
-    attempts = {one.attempt for one in seen}
+    attempts = {delivery.attempt for delivery in seen}
     report.replies_lost += max(attempts) - len(attempts)
     for i, again in enumerate(seen[1:], start=1):
         before = seen[i - 1]
-        if any(one.ack is Ack.OK and one.ack_ms < again.asked_ms for one in seen[:i]):
+        if any(
+            delivery.ack is Ack.OK and delivery.ack_ms < again.asked_ms for delivery in seen[:i]
+        ):
             report.acked_seen_again += 1
             report.faults.append(f"{name}: acknowledged, and seen again as {_shown(again)}")
         cause = _cause(seen[:i], again, invisible_ms, sent_unknown)
@@ -129,18 +131,18 @@ def _check_message(
         if cause is not Cause.SEND_UNKNOWN and again.received_ms < before.asked_ms + invisible_ms:
             report.early += 1
             report.faults.append(f"{name}: {_shown(again)} came early after {_shown(before)}")
-    if all(one.ack in (Ack.NONE, Ack.REFUSED) for one in seen):
+    if all(delivery.ack in (Ack.NONE, Ack.REFUSED) for delivery in seen):
         report.unsettled += 1
         report.faults.append(f"{name}: never acknowledged, and never came back to be")
 
 
 def _cause(before: Sequence[Seen], again: Seen, invisible_ms: int, sent_unknown: bool) -> Cause:
     last = before[-1]
-    if again.attempt <= max(one.attempt for one in before):
+    if again.attempt <= max(delivery.attempt for delivery in before):
         # The same attempt twice: the message was stored twice, which only a send without an
         # answer excuses.
         return Cause.SEND_UNKNOWN if sent_unknown else Cause.NONE
-    if any(one.ack is Ack.OK for one in before):
+    if any(delivery.ack is Ack.OK for delivery in before):
         return Cause.NONE
     if last.ack is Ack.UNKNOWN:
         return Cause.ACK_LOST
@@ -149,8 +151,8 @@ def _cause(before: Sequence[Seen], again: Seen, invisible_ms: int, sent_unknown:
     return Cause.EXPIRED
 
 
-def _shown(one: Seen) -> str:
+def _shown(delivery: Seen) -> str:
     return (
-        f"attempt {one.attempt} (asked {one.asked_ms:.0f}, received {one.received_ms:.0f},"
-        f" ack {one.ack} at {one.ack_ms:.0f})"
+        f"attempt {delivery.attempt} (asked {delivery.asked_ms:.0f}, "
+        f"received {delivery.received_ms:.0f}, ack {delivery.ack} at {delivery.ack_ms:.0f})"
     )

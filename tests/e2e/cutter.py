@@ -7,7 +7,6 @@ arrives when the way is whole again, in order, and so does a connection's end.
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from e2e.processes import LOCAL, free_port
@@ -43,12 +42,7 @@ class Cutter:
         self._server = await asyncio.start_server(self._accept, host, int(port))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         server, self._server = self._server, None
         await stop_listening(server)
@@ -83,9 +77,9 @@ class Cutter:
         except* OSError:
             pass  # either end is gone, and then the other one hears of it
         finally:
-            for one in (writer, there):
-                if one is not None:
-                    one.close()
+            for stream_writer in (writer, there):
+                if stream_writer is not None:
+                    stream_writer.close()
 
 
 async def _pump(

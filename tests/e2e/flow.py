@@ -28,7 +28,7 @@ def has(client: OfficialClient, kind: str, count: int) -> bool:
 
 def sent_after(client: OfficialClient, at_ms: int) -> bool:
     sent: list[dict[str, Any]] = client.of("sent")
-    return bool(sent) and max(one["at_ms"] for one in sent[-50:]) > at_ms
+    return bool(sent) and max(manifest["at_ms"] for manifest in sent[-50:]) > at_ms
 
 
 def percentiles(values: list[int]) -> str:
@@ -47,7 +47,7 @@ def settle(served: Served, clients: list[OfficialClient]) -> None:
         client.tell(op="quiet")
     for client in clients:
         client.wait(partial(has, client, "done", 1), "the last send", within_s=NEXT_SEND_S)
-    owed = {one["name"] for client in clients for one in client.of("sent")}
+    owed = {manifest["name"] for client in clients for manifest in client.of("sent")}
     for client in clients:
         client.comes(partial(has_seen, client, owed), within_s=SETTLED_S)
     deadline_s = time.monotonic() + SETTLED_S
@@ -58,13 +58,18 @@ def settle(served: Served, clients: list[OfficialClient]) -> None:
 
 def judge(client: OfficialClient) -> None:
     """Print what one client's books say, and insist that nothing is lost, undone or early."""
-    sent, acked = client.of("sent"), {one["name"]: one["n"] for one in client.of("acked")}
+    sent, acked = (
+        client.of("sent"),
+        {manifest["name"]: manifest["n"] for manifest in client.of("acked")},
+    )
     seen = client.of("seen")
-    received = {one["name"] for one in seen}
-    lost = [one["name"] for one in sent if one["name"] not in received]
-    undone = [one for one in seen if one["n"] > acked.get(one["name"], one["n"])]
-    due = {one["name"]: one["due_ms"] for one in sent}
-    early = [one for one in seen if one["at_ms"] < due.get(one["name"], 0)]
+    received = {manifest["name"] for manifest in seen}
+    lost = [manifest["name"] for manifest in sent if manifest["name"] not in received]
+    undone = [
+        manifest for manifest in seen if manifest["n"] > acked.get(manifest["name"], manifest["n"])
+    ]
+    due = {manifest["name"]: manifest["due_ms"] for manifest in sent}
+    early = [manifest for manifest in seen if manifest["at_ms"] < due.get(manifest["name"], 0)]
     print(
         f"{client.name}: sent {len(sent)} ({sum(ms > 0 for ms in due.values())} delayed), unknown"
         f" {client.count('send_failed')}, received {len(received)}, again"
@@ -80,14 +85,14 @@ def judge(client: OfficialClient) -> None:
 
 def lag(served: Served, client: OfficialClient) -> dict[str, int]:
     """What the group is owed, by kind; nothing is left out but zeros."""
-    found: dict[str, int] = {}
+    found_lag: dict[str, int] = {}
     for line in served.popmq("lag", "--group", client.name, "--json").splitlines():
-        told = json.loads(line)
+        document = json.loads(line)
         for kind in ("ready", "in_flight", "delayed", "retries"):
-            if told[kind]:
-                found[f"{told['topic']} {kind}"] = told[kind]
-    return found
+            if document[kind]:
+                found_lag[f"{document['topic']} {kind}"] = document[kind]
+    return found_lag
 
 
 def has_seen(client: OfficialClient, owed: set[str]) -> bool:
-    return owed <= {one["name"] for one in client.of("seen")}
+    return owed <= {manifest["name"] for manifest in client.of("seen")}

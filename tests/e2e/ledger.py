@@ -135,7 +135,7 @@ def check_group(
     """
     report = Report(rule.group, sent=len(sent))
     by_id: dict[str, list[Delivery]] = defaultdict(list)
-    for delivery in sorted(deliveries, key=lambda one: (one.received_ms, one.attempt)):
+    for delivery in sorted(deliveries, key=lambda item: (item.received_ms, item.attempt)):
         by_id[delivery.message_id].append(delivery)
         report.deliveries += 1
     for message in sent:

@@ -24,13 +24,13 @@ class Many(Role):
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.data / "cluster.json").read_text())
-        return found
+        document: dict[str, Any] = json.loads((self.data / "cluster.json").read_text())
+        return document
 
     def process(self, name: str) -> dict[str, Any]:
-        (found,) = [one for one in self.state["processes"] if one["name"] == name]
-        assert isinstance(found, dict)
-        return found
+        (processes,) = [process for process in self.state["processes"] if process["name"] == name]
+        assert isinstance(processes, dict)
+        return processes
 
     @property
     def endpoints(self) -> list[str]:
@@ -45,7 +45,7 @@ class Many(Role):
             self.popmq("group", "create", group)
 
     def pids(self) -> list[int]:
-        return [one["pid"] for one in self.state["processes"]]
+        return [process["pid"] for process in self.state["processes"]]
 
 
 class Up(Role):

@@ -31,9 +31,9 @@ def entry(number: int, due_ms: int) -> PutEntry:
     return PutEntry(MessageType.DELAY, body, properties, 0, number % QUEUES, due_ms, name)
 
 
-def taken_apart(one: Delivery) -> tuple[int, int]:
+def taken_apart(delivery: Delivery) -> tuple[int, int]:
     """Number and due time of the timer."""
-    number, due_ms = _BODY.unpack(one.head)
+    number, due_ms = _BODY.unpack(delivery.head)
     return number, due_ms
 
 

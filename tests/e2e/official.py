@@ -24,15 +24,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from e2e.ledger import Cause, Delivery, Report, Rule, Sent, check_group
+from e2e.ledger import Cause, Delivery, Report, Rule, Sent, check_group, table
 from e2e.payloads import Fields, comes_back, is_largest, payload
-from e2e.processes import STOP_S, OwnProcess, Served, role_environment, tail
+from e2e.processes import STOP_S, Cluster, OwnProcess, Served, role_environment, tail
+from programs import run_program
 
 from popmq.common.namespaces import wrap_namespace
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
 NODE_CLIENT_VERSION = "1.0.8"
+ALI_ONS_VERSION = "3.12.0"
 PYTHON_CLIENT_VERSION = "5.1.2"
 # The Python client writes each reply out as text on its only I/O thread, for a log that is
 # off: for 4 MiB of random bytes 0.5 s alone and 0.67 to 0.88 s when three consumers do it at the
@@ -54,6 +56,13 @@ Launch = Callable[[RoleName], list[str]]
 class Outcome:
     reports: list[Report]
     errors: list[str]
+
+    def check(self, what: str, *, sent: int) -> None:
+        """Every group got each of so many messages as often as it should; prints its table."""
+        print(f"\n{what}\n{table(self.reports)}")
+        assert self.errors == []
+        assert [report.faults for report in self.reports] == [[], [], []]
+        assert [report.sent for report in self.reports] == [sent] * 3
 
 
 class OfficialClient(OwnProcess):
@@ -297,6 +306,51 @@ class Scenario:
         return Outcome(reports, errors)
 
 
+def check_that_connections_may_end(
+    launch: Launch, seed: int, folder: Path, *, transport: str, client_ms_per_mib: int = 0
+) -> None:
+    """Nothing is lost while connections reach their age."""
+    scenario = Scenario(
+        launch=launch,
+        seed=seed,
+        count=300,
+        max_body=1 << 20,
+        client_ms_per_mib=client_ms_per_mib,
+    )
+    ages = {
+        "POPMQ_PROXY_TRANSPORT": transport,
+        "POPMQ_LEAN_MAX_AGE_MS": "5000",
+        "POPMQ_LEAN_MAX_AGE_GRACE_MS": "12000",
+    }
+    with Cluster(folder, proxies=2, settings=ages) as cluster:
+        outcome = scenario.run(cluster, folder)
+        aged = [proxy.metric("popmq_proxy_lean_aged_total") for proxy in cluster.proxies]
+    outcome.check(f"{aged} connections reached their age", sent=scenario.count)
+    assert min(aged) > 2
+
+
+def check_that_it_makes_our_messages(
+    launch: Launch, seed: int, folder: Path, *, count: int, max_body: int
+) -> None:
+    """Those that payloads.py makes of the same numbers."""
+    with OfficialClient("payloads", launch("payloads"), folder=folder) as client:
+        client.tell(op="start", seed=seed, count=count, max_body=max_body)
+        client.wait(partial(_is_ready, client), "all messages made", within_s=60)
+        created = client.of("payload")
+    assert len(created) == count
+    for k, event in enumerate(created):
+        expected = payload(seed=seed, k=k, max_body=max_body).fields()
+        assert event == {
+            "event": "payload",
+            "k": k,
+            "sha256": expected.sha256,
+            "size": expected.size,
+            "keys": list(expected.keys),
+            "tag": expected.tag,
+            "properties": expected.properties,
+        }
+
+
 def launch_python(role: RoleName) -> list[str]:
     if importlib.util.find_spec("rocketmq") is None:
         pytest.fail(
@@ -318,41 +372,45 @@ def launch_node(role: RoleName) -> list[str]:
 
 def ensure_node_client() -> None:
     """Install the official Node client into node/node_modules unless it is there."""
-    folder = os.open(NODE, os.O_RDONLY)
+    _ensure_package(NODE, "rocketmq-client-nodejs", NODE_CLIENT_VERSION)
+
+
+def remoting_node_program() -> list[str]:
+    """The command that runs node_remoting/client.cjs, whose client is installed if need be."""
+    folder = HERE / "node_remoting"
+    _ensure_package(folder, "ali-ons", ALI_ONS_VERSION)
+    return [_find_tool("node"), str(folder / "client.cjs")]
+
+
+def _ensure_package(folder: Path, name: str, version: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # another worker may be at it
-        _install_node_client()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # another worker may be at it
+        _install_package(folder, name, version)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
-def _install_node_client() -> None:
-    manifest = NODE / "node_modules" / "rocketmq-client-nodejs" / "package.json"
-    if manifest.exists() and json.loads(manifest.read_text())["version"] == NODE_CLIENT_VERSION:
+def _install_package(folder: Path, name: str, version: str) -> None:
+    manifest = folder / "node_modules" / name / "package.json"
+    if manifest.exists() and json.loads(manifest.read_text())["version"] == version:
         return
     _find_tool("node")
     options = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
-    done = subprocess.run(
-        [_find_tool("npm"), "install", *options],
-        cwd=NODE,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_program([_find_tool("npm"), "install", *options], cwd=folder, timeout=300)
     if done.returncode != 0:
-        pytest.fail(f"npm install in {NODE} failed:\n{done.stdout}{done.stderr}")
+        pytest.fail(f"npm install in {folder} failed:\n{done.stdout}{done.stderr}")
 
 
 def _find_tool(name: str) -> str:
     """Where `name` is. Without it the test is skipped, but never in CI, which has it."""
-    found = shutil.which(name)
-    if found is None:
+    result = shutil.which(name)
+    if result is None:
         reason = f"no {name} on PATH; Debian, Ubuntu: sudo apt-get install nodejs npm"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    return found
+    return result
 
 
 def _is_ready(client: OfficialClient) -> bool:

@@ -2,13 +2,13 @@
 
 import hashlib
 import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from e2e.official import Launch, RoleName
+from programs import run_program
 
 JAVA = Path(__file__).parent / "java"
 BUILD = Path(__file__).resolve().parents[2] / "build"
@@ -25,7 +25,16 @@ def launch_java(speaks: Literal["tls", "plain"]) -> Launch:
 def java_program(name: str) -> list[str]:
     """The command that runs one of the programs in java/, which all speak in plain text or know
     better by their arguments."""
-    folder = _built()
+    return java_command(_built(JAVA, "official-java"), name)
+
+
+def remoting_program(version: str) -> list[str]:
+    """The command that runs java_remoting/Remoting.java with that version of the Java client."""
+    folder = _built(JAVA.parent / "java_remoting", f"remoting-{version}", f"-Dclient={version}")
+    return java_command(folder, "Remoting")
+
+
+def java_command(folder: Path, name: str) -> list[str]:
     return [_find_tool("java"), *_JVM, "-cp", f"{folder / 'classes'}:{folder / 'lib'}/*", name]
 
 
@@ -33,37 +42,30 @@ def _command(program: list[str], speaks: str, role: RoleName) -> list[str]:
     return [*program, role, speaks]
 
 
-def _built() -> Path:
-    sources = sorted(JAVA.glob("*.java"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (JAVA / "pom.xml", *sources)))
-    folder = BUILD / f"official-java-{digest.hexdigest()[:12]}"
+def _built(java: Path, name: str, *options: str) -> Path:
+    sources = sorted(java.glob("*.java"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (java / "pom.xml", *sources)))
+    folder = BUILD / f"{name}-{digest.hexdigest()[:12]}"
     if (folder / "done").exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    maven = ("mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={folder}/lib")
-    _run(maven, "maven")
-    options = ("-encoding", "UTF-8", "-d", f"{folder}/classes", "-cp", f"{folder}/lib/*")
-    _run(("javac", *options, *map(str, sources)), "default-jdk-headless")
+    copy = ("dependency:copy-dependencies", f"-DoutputDirectory={folder}/lib")
+    _run(("mvn", "-B", "-q", *options, *copy), java, "maven")
+    javac = ("javac", "-encoding", "UTF-8", "-d", f"{folder}/classes", "-cp", f"{folder}/lib/*")
+    _run((*javac, *map(str, sources)), java, "default-jdk-headless")
     (folder / "done").touch()
     return folder
 
 
-def _run(command: tuple[str, ...], package: str) -> None:
+def _run(command: tuple[str, ...], java: Path, package: str) -> None:
     tool = _find_tool(command[0], package)
-    done = subprocess.run(
-        [tool, *command[1:]],
-        cwd=JAVA,
-        capture_output=True,
-        text=True,
-        timeout=SETUP_S,
-        check=False,
-    )
+    done = run_program([tool, *command[1:]], cwd=java, timeout=SETUP_S)
     if done.returncode != 0:
         pytest.fail(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
 
 
 def _find_tool(name: str, package: str = "default-jdk-headless") -> str:
-    found = shutil.which(name)
-    if found is None:
+    result = shutil.which(name)
+    if result is None:
         pytest.skip(f"no {name} on PATH; Debian, Ubuntu: sudo apt-get install {package}")
-    return found
+    return result

@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from urllib.request import urlopen
+
+from programs import run_program
 
 from popmq.cli.client import CallRefused, Client
 from popmq.common.errors import Code
 from popmq.common.wire import admin_pb2 as admin
 
-READY_S = 30.0
+READY_S = 90.0  # of a role, on a machine that has much else to do
 POLL_S = 0.02
 STOP_S = 10.0
 LOCAL = "127.0.0.1"
@@ -44,9 +46,11 @@ class Ready:
     """The ready line, taken apart; a field that the role does not print is empty."""
 
     endpoint: str = ""  # public gRPC: `up` and the proxy
+    admin: str = ""  # the same, if the admin port is no unix socket
     controller: str = ""
     broker: str = ""  # the broker's name
     operator: str = ""  # the name of its Lease
+    console: str = ""  # its URL
     frames: str = ""
     metrics: str = ""
     data: str = ""
@@ -54,22 +58,24 @@ class Ready:
     @classmethod
     def parse(cls, line: str) -> Self:
         """Raise ValueError for anything that is not a ready line."""
-        found = re.fullmatch(r"ready: (.*?)(?:, data (.*))?", line.rstrip("\n"))
-        if found is None:
+        match = re.fullmatch(r"ready: (.*?)(?:, data (.*))?", line.rstrip("\n"))
+        if match is None:
             raise ValueError(f"not a ready line: {line!r}")
-        words = found[1].replace(",", " ").split()
+        words = match[1].replace(",", " ").split()
         fields = dict(zip(words[::2], words[1::2], strict=True))
         unknown = fields.keys() - {
             "endpoint",
+            "admin",
             "controller",
             "broker",
             "operator",
+            "console",
             "frames",
             "metrics",
         }
         if unknown:
             raise ValueError(f"unknown words {sorted(unknown)} in {line!r}")
-        return cls(**fields, data=found[2] or "")
+        return cls(**fields, data=match[2] or "")
 
 
 class OwnProcess(ABC):
@@ -120,11 +126,14 @@ class Role(OwnProcess):
         self.ready = Ready()
         self.settings = dict(settings)
         self.log = folder / f"{name}.log"
-        self._arguments = arguments
+        self.arguments = arguments
         self._folder = folder / name
         self._folder.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "popmq.cli", *self.arguments]
 
     def start(self) -> Ready:
         """Start the process and return once it is ready."""
@@ -132,7 +141,7 @@ class Role(OwnProcess):
         lines: SimpleQueue[str | None] = SimpleQueue()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "popmq.cli", *self._arguments],
+                self.command(),
                 cwd=self._folder,
                 env=role_environment(self.settings),
                 stdin=subprocess.DEVNULL,
@@ -170,7 +179,9 @@ class Role(OwnProcess):
         try:
             code = process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self.kill9()
+            process.send_signal(signal.SIGABRT)  # its threads' stacks go to the log
+            process.wait()
+            self._forget()
             raise RoleFailed(
                 f"{self.name} ignored SIGTERM for {STOP_S:g} s{self._tail()}"
             ) from None
@@ -258,21 +269,18 @@ def run_command(endpoint: str, folder: Path, *arguments: str) -> str:
     """
     deadline_s = time.monotonic() + READY_S
     while True:
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-m", "popmq.cli", *arguments],
             cwd=folder,
             env=role_environment({"POPMQ_ENDPOINT": endpoint}),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=READY_S,
-            check=False,
         )
         if done.returncode == 0:
             return done.stdout
-        said = f"{done.stdout}{done.stderr}".strip()
-        if NO_OWNER_YET not in said or time.monotonic() > deadline_s:
-            raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
+        text = f"{done.stdout}{done.stderr}".strip()
+        if NO_OWNER_YET not in text or time.monotonic() > deadline_s:
+            raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {text}")
 
 
 def wait_for_owner(endpoint: str) -> None:
@@ -371,20 +379,18 @@ class Cluster:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
 
 
 def role_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment without any POPMQ_ setting of the developer's own, plus `settings`."""
+    """The environment without any POPMQ_ setting of the developer's own, plus `settings`.
+
+    A process that ends with SIGABRT or SIGSEGV writes the stacks of its threads to its log.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
     transport = {"POPMQ_PROXY_TRANSPORT": SERVED_BY[-1]} if SERVED_BY[-1] else {}
-    return {**inherited, **transport, **settings}
+    return {"PYTHONFAULTHANDLER": "1", **inherited, **transport, **settings}
 
 
 def free_port() -> int:
@@ -407,7 +413,7 @@ def free_port() -> int:
     raise RoleFailed(f"no free port below {_first_ephemeral_port()}")
 
 
-def tail(path: Path, lines: int = 30) -> str:
+def tail(path: Path, lines: int = 80) -> str:
     if not path.exists():
         return "(nothing)"
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or "(nothing)"

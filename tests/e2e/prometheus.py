@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from e2e.processes import OwnProcess
+from programs import run_program
 
 PACKAGE = "prometheus"
 START_S = 20.0
@@ -26,8 +27,8 @@ def binaries() -> Path:
 
     They are on PATH, or unpacked in the user's cache, or fetched there now.
     """
-    if (found := shutil.which("prometheus")) and shutil.which("promtool"):
-        return Path(found).parent
+    if (result := shutil.which("prometheus")) and shutil.which("promtool"):
+        return Path(result).parent
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popmq" / PACKAGE
     folder = cache / "usr" / "bin"
     if not (folder / "promtool").exists():
@@ -40,9 +41,7 @@ def _fetch(cache: Path) -> None:
         if shutil.which(tool) is None:
             pytest.skip(f"no prometheus on PATH, and no {tool} to fetch Debian's package with")
     cache.mkdir(parents=True, exist_ok=True)
-    fetched = subprocess.run(
-        ["apt-get", "download", PACKAGE], cwd=cache, capture_output=True, text=True, check=False
-    )
+    fetched = run_program(["apt-get", "download", PACKAGE], cwd=cache)
     packages = sorted(cache.glob(f"{PACKAGE}_*.deb"))
     if fetched.returncode or not packages:
         pytest.skip(f"apt-get download {PACKAGE} failed: {fetched.stderr.strip()[-300:]}")
@@ -104,20 +103,20 @@ class Prometheus(OwnProcess):
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """What an instant query finds now; AssertionError with Prometheus's word for a bad one."""
-        found = self._get("query?" + urllib.parse.urlencode({"query": expression}))
-        result: list[dict[str, Any]] = found["result"]
+        results = self._get("query?" + urllib.parse.urlencode({"query": expression}))
+        result: list[dict[str, Any]] = results["result"]
         return result
 
     def query_range(self, expression: str, *, seconds: int, step: int) -> list[dict[str, Any]]:
         """Its values of the last `seconds`, one each `step` seconds: a matrix."""
         now = time.time()
-        found = self._get(
+        results = self._get(
             "query_range?"
             + urllib.parse.urlencode(
                 {"query": expression, "start": now - seconds, "end": now, "step": step}
             )
         )
-        result: list[dict[str, Any]] = found["result"]
+        result: list[dict[str, Any]] = results["result"]
         return result
 
     def alerts(self) -> dict[str, dict[str, Any]]:

@@ -90,12 +90,12 @@ class ProducerRole:
         emit("done")
 
     def _send(self, k: int, command: Command) -> None:
-        made = payload(seed=command["seed"], k=k, max_body=command["max_body"])
+        new_payload = payload(seed=command["seed"], k=k, max_body=command["max_body"])
         message = Message()
-        message.topic, message.body, message.tag = self._topic, made.body, made.tag
-        for key in made.keys:
+        message.topic, message.body, message.tag = self._topic, new_payload.body, new_payload.tag
+        for key in new_payload.keys:
             message.keys = key
-        for name, value in made.properties.items():
+        for name, value in new_payload.properties.items():
             message.add_property(name, value)
         try:
             receipt = self._producer.send(message)
@@ -152,8 +152,8 @@ class Checker(TransactionChecker):  # type: ignore[misc]
     def check(self, message: Any) -> Any:
         name = message.body.decode()
         emit("checked", name=name)
-        wanted = TransactionResolution
-        return wanted.COMMIT if name.startswith("commit") else wanted.ROLLBACK
+        expected = TransactionResolution
+        return expected.COMMIT if name.startswith("commit") else expected.ROLLBACK
 
 
 class SimpleRole:

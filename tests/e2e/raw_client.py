@@ -4,11 +4,11 @@ The official clients retry and hide; here each call ends in an answer or in `NoA
 nothing is done twice.  It opens no Telemetry stream, which a server must put up with.
 """
 
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message as Protobuf
@@ -36,26 +36,40 @@ class Received:
     handle: str
     attempt: int
     body: bytes
+    whole: bool = True  # else the reply broke off behind it, and the receive may be undone
 
 
-class RawClient:
-    """One client id on one channel. Enter it; leaving closes the channel."""
+class ApiClient:
+    """The calls of one client id; a subclass says how their bytes travel."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            endpoint,
-            # One test, several clients: channels to the same place would share a connection.
-            # The back-off after a lost connection is otherwise up to two minutes.
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 500),
-            ],
-        )
-        self._name = name
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """The answer to a unary call of the messaging service. Raises NoAnswer."""
+        raise NotImplementedError
 
-    async def send(self, topic: str, message_id: str, body: bytes) -> None:
-        """Return when the server said OK. Raise NoAnswer for anything else."""
+    def stream(self, method: str, request: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        """The parts of an answer; NoAnswer where it breaks off."""
+        raise NotImplementedError
+
+    def attempt_id(self) -> str:
+        return str(uuid.uuid4())
+
+    def born_ms(self) -> int:
+        """The wall clock of the client."""
+        return time.time_ns() // 1_000_000
+
+    async def send(
+        self,
+        topic: str,
+        message_id: str,
+        body: bytes,
+        *,
+        key: str = "",
+        due_ms: int = 0,
+        half: bool = False,
+    ) -> str:
+        """The recall handle or, of a `half` message, the transaction id, if there is one, when the
+        server said OK. Raise NoAnswer for anything else. `key` is a message group, `due_ms` a
+        delivery time since 1970."""
         message = definition.Message(
             topic=definition.Resource(name=topic),
             body=body,
@@ -66,7 +80,15 @@ class RawClient:
                 born_host="raw-client",
             ),
         )
-        message.system_properties.born_timestamp.GetCurrentTime()
+        system = message.system_properties
+        system.born_timestamp.FromMilliseconds(self.born_ms())
+        if key:
+            system.message_type, system.message_group = definition.FIFO, key
+        if due_ms:
+            system.message_type = definition.DELAY
+            system.delivery_timestamp.FromMilliseconds(due_ms)
+        if half:
+            system.message_type = definition.TRANSACTION
         reply = await self._unary(
             "SendMessage",
             service.SendMessageRequest(messages=[message]),
@@ -76,6 +98,30 @@ class RawClient:
         if reply.status.code != definition.OK:
             raise NoAnswer(f"send: {reply.status.code} {reply.status.message}")
         assert [entry.message_id for entry in reply.entries] == [message_id]
+        return reply.entries[0].transaction_id if half else reply.entries[0].recall_handle
+
+    async def end(self, topic: str, message_id: str, transaction_id: str, *, commit: bool) -> None:
+        """End a transaction. Return when the server said OK. Raise NoAnswer for anything else."""
+        request = service.EndTransactionRequest(
+            topic=definition.Resource(name=topic),
+            message_id=message_id,
+            transaction_id=transaction_id,
+            resolution=definition.COMMIT if commit else definition.ROLLBACK,
+        )
+        parse = service.EndTransactionResponse.FromString
+        reply = await self._unary("EndTransaction", request, parse, CALL_S)
+        if reply.status.code != definition.OK:
+            raise NoAnswer(f"end: {reply.status.code} {reply.status.message}")
+
+    async def recall(self, topic: str, handle: str) -> None:
+        """Return when the server said OK. Raise NoAnswer for anything else."""
+        request = service.RecallMessageRequest(
+            topic=definition.Resource(name=topic), recall_handle=handle
+        )
+        parse = service.RecallMessageResponse.FromString
+        reply = await self._unary("RecallMessage", request, parse, CALL_S)
+        if reply.status.code != definition.OK:
+            raise NoAnswer(f"recall: {reply.status.code} {reply.status.message}")
 
     async def receive(
         self, group: str, topic: str, *, limit: int, invisible_ms: int, poll_ms: int
@@ -86,28 +132,25 @@ class RawClient:
             message_queue=definition.MessageQueue(topic=definition.Resource(name=topic), id=-1),
             filter_expression=definition.FilterExpression(type=definition.TAG, expression="*"),
             batch_size=limit,
-            attempt_id=str(uuid.uuid4()),
+            attempt_id=self.attempt_id(),
         )
         request.invisible_duration.FromMilliseconds(invisible_ms)
         request.long_polling_timeout.FromMilliseconds(poll_ms)
-        call = self._channel.unary_stream(
-            f"{SERVICE}/ReceiveMessage",
-            request_serializer=service.ReceiveMessageRequest.SerializeToString,
-            response_deserializer=service.ReceiveMessageResponse.FromString,
-        )
         received: list[Received] = []
         code = None
         try:
-            parts = call(request, metadata=self._metadata(), timeout=CALL_S + poll_ms / 1000)
-            async for part in parts:
+            timeout_s = CALL_S + poll_ms / 1000
+            async for data in self.stream("ReceiveMessage", request.SerializeToString(), timeout_s):
+                part = service.ReceiveMessageResponse.FromString(data)
                 if part.HasField("status"):
                     code = part.status.code
                 if part.HasField("message"):
                     received.append(_received(part.message))
-        except grpc.aio.AioRpcError as error:
+        except NoAnswer:
             # What came before the break was delivered all the same.
             if not received:
-                raise NoAnswer(f"receive: {error.code()} {error.details()}") from error
+                raise
+            received = [replace(item, whole=False) for item in received]
         if code not in (definition.OK, definition.MESSAGE_NOT_FOUND) and not received:
             raise NoAnswer(f"receive: {code}")
         return received
@@ -157,30 +200,49 @@ class RawClient:
             raise NoAnswer(f"change: {reply.status.code} {reply.status.message}")
         return replace(message, handle=reply.receipt_handle)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._channel.close()
-
     async def _unary(
         self, method: str, request: Protobuf, parse: Callable[[bytes], Reply], timeout_s: float
     ) -> Reply:
-        call = self._channel.unary_unary(
-            f"{SERVICE}/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=parse,
+        return parse(await self.call(method, request.SerializeToString(), timeout_s))
+
+
+class RawClient(ApiClient):
+    """One client id on one channel. Enter it; leaving closes the channel."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self._channel = grpc.aio.insecure_channel(
+            endpoint,
+            # One test, several clients: channels to the same place would share a connection.
+            # The back-off after a lost connection is otherwise up to two minutes.
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 500),
+            ],
         )
+        self._name = name
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        call: Callable[..., Any] = self._channel.unary_unary(f"{SERVICE}/{method}")
         try:
-            reply: Reply = await call(request, metadata=self._metadata(), timeout=timeout_s)
+            reply: bytes = await call(request, metadata=self._metadata(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise NoAnswer(f"{method}: {error.code()} {error.details()}") from error
         return reply
+
+    async def stream(self, method: str, request: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        call: Callable[..., Any] = self._channel.unary_stream(f"{SERVICE}/{method}")
+        try:
+            async for part in call(request, metadata=self._metadata(), timeout=timeout_s):
+                yield part
+        except grpc.aio.AioRpcError as error:
+            raise NoAnswer(f"{method}: {error.code()} {error.details()}") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (

@@ -50,11 +50,11 @@ class Ledger:
 
     def acked_in(self, life: Life) -> dict[str, float]:
         """When the first ack that belongs to that life was answered."""
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         for at, end, name in list(self.acked):
             if life.began < at and end < life.ended:
-                found[name] = min(end, found.get(name, end))
-        return found
+                results[name] = min(end, results.get(name, end))
+        return results
 
     def sent_without_a_topic(self) -> list[str]:
         return [
@@ -101,8 +101,8 @@ class Recreation:
             finally:
                 self._over.set()
                 self._may_send.set()
-            for one in work:
-                one.result()
+            for future in work:
+                future.result()
 
     # -- a life
 
@@ -111,11 +111,11 @@ class Recreation:
         life = self.ledger.lives[-1]
         self._until(lambda: len(self.ledger.sent_in(life)) >= SENDS, "sent")
         self._may_send.clear()
-        wanted = self.ledger.sent_in(life)
+        expected = self.ledger.sent_in(life)
         try:
-            self._until(lambda: wanted <= self.ledger.acked_in(life).keys(), "")
+            self._until(lambda: expected <= self.ledger.acked_in(life).keys(), "")
         except TimeoutError:
-            self.lost += sorted(wanted - self.ledger.acked_in(life).keys())
+            self.lost += sorted(expected - self.ledger.acked_in(life).keys())
         self._may_send.set()
 
     def _until(self, look: Callable[[], bool], what: str) -> None:

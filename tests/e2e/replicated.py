@@ -8,9 +8,9 @@ import contextlib
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from e2e.processes import LOCAL, Role, free_port, run_command
 
@@ -107,7 +107,9 @@ class ReplicatedGroup:
         return self.folder / f"data-{broker.name[-1]}"
 
     def master(self, state: pb.GroupState) -> Role:
-        (leader,) = (one for one in state.members if one.broker.store_id == state.record.leader)
+        (leader,) = (
+            member for member in state.members if member.broker.store_id == state.record.leader
+        )
         return self.of_node(leader.broker.node)
 
     def of_node(self, node: str) -> Role:
@@ -120,13 +122,8 @@ class ReplicatedGroup:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
 
 
 class GroupClient:
@@ -177,7 +174,7 @@ class GroupClient:
             request = pb.RoutesRequest(known_version=0, wait_ms=0).SerializeToString()
             reply = await call(self._controller, Kind.ROUTES, request, 2_000)
             routes = pb.RoutesReply.FromString(reply).brokers
-            self._master = next((one.address for one in routes if one.broker == GROUP), "")
+            self._master = next((route.address for route in routes if route.broker == GROUP), "")
         if not self._master:
             raise Unavailable("there is no route yet")
         return self.port(self._master)
@@ -194,7 +191,14 @@ class GroupClient:
         return groups[0] if groups else pb.GroupState()
 
     async def role_of(self, address: str) -> DescribeRoleReply:
-        reply = await call(self.port(address), Kind.DESCRIBE_ROLE, b"", 2_000)
+        # A proxy may not ask for it: a controller does.
+        hello = replace(self._hello, role=HelloRole.CONTROLLER)
+        port = FramePort(address, hello, peer_name=address)
+        port.start()
+        try:
+            reply = await call(port, Kind.DESCRIBE_ROLE, b"", 2_000)
+        finally:
+            await port.close()
         return DescribeRoleReply.FromString(reply)
 
     async def in_sync(self, count: int, *, within_s: float = TIME_S) -> pb.GroupState:
@@ -203,7 +207,7 @@ class GroupClient:
             while True:
                 with contextlib.suppress(PopmqError):
                     state = await self.state()
-                    alive = {one.broker.store_id for one in state.members if one.alive}
+                    alive = {member.broker.store_id for member in state.members if member.alive}
                     if len(alive & set(state.record.sync_state_set)) >= count:
                         await self.master()
                         return state
@@ -229,15 +233,15 @@ async def agree(
         while True:
             state = await client.in_sync(3)
             try:
-                told = [await client.role_of(one.broker.address) for one in state.members]
+                replies = [await client.role_of(member.broker.address) for member in state.members]
             except Unavailable:  # a broker whose role changes closes its connections
                 await asyncio.sleep(0.1)
                 continue
-            ends = {(one.end, one.confirmed) for one in told}
+            ends = {(reply.end, reply.confirmed) for reply in replies}
             # One that did not make its newest snapshot itself knows no hash of it; one that was
             # down at a mark has made none there.
-            known = [one for one in told if int(one.state_hash, 16)]
-            hashes = {(one.state_hash_position, one.state_hash) for one in known}
+            known = [reply for reply in replies if int(reply.state_hash, 16)]
+            hashes = {(reply.state_hash_position, reply.state_hash) for reply in known}
             assert len(hashes) == len({position for position, _ in hashes}), hashes
             if len(ends) == 1:
                 break
@@ -259,14 +263,14 @@ async def agree_on_tables(
     """
     await agree(group, client, may_have_differed=may_have_differed)
     state = await client.in_sync(3)
-    end = max([(await client.role_of(one.broker.address)).end for one in state.members])
+    end = max([(await client.role_of(member.broker.address)).end for member in state.members])
     async with asyncio.timeout(2 * TIME_S):
         while True:
             for _ in range(32):
                 await client.ask(Kind.PUT, put(topic, bytes(16_384)))
             await agree(group, client, may_have_differed=may_have_differed)
-            told = [await client.role_of(one.broker.address) for one in state.members]
-            known = {(one.state_hash_position, one.state_hash) for one in told}
+            replies = [await client.role_of(member.broker.address) for member in state.members]
+            known = {(reply.state_hash_position, reply.state_hash) for reply in replies}
             position, state_hash = next(iter(known))
             if len(known) == 1 and position > end and int(state_hash, 16):
                 return

@@ -47,16 +47,18 @@ def main() -> None:
 
 
 def producer_of(start: Command, *topics: str, checker: Any = None) -> Any:
-    made = Producer(configuration(start), topics, checker=checker)
-    made.startup()
-    return made
+    producer = Producer(configuration(start), topics, checker=checker)
+    producer.startup()
+    return producer
 
 
 def consumer_of(start: Command, group: str, topic: str, await_s: int, **more: Any) -> Any:
     expression = FilterExpression(**more) if more else FilterExpression()
-    made = SimpleConsumer(configuration(start), group, {topic: expression}, await_duration=await_s)
-    made.startup()
-    return made
+    simple_consumer = SimpleConsumer(
+        configuration(start), group, {topic: expression}, await_duration=await_s
+    )
+    simple_consumer.startup()
+    return simple_consumer
 
 
 def message_to(topic: str, body: bytes, **fields: Any) -> Any:
@@ -73,13 +75,13 @@ def message_to(topic: str, body: bytes, **fields: Any) -> Any:
 
 def received(consumer: Any, *, rounds: int = 1, limit: int = 32) -> list[Any]:
     """What so many receives brought, acknowledged."""
-    found = []
+    results = []
     for _ in range(rounds):
         got = consumer.receive(limit, INVISIBLE_S)
-        for one in got:
-            consumer.ack(one)
-        found += got
-    return found
+        for item in got:
+            consumer.ack(item)
+        results += got
+    return results
 
 
 def awaits(start: Command) -> dict[str, Any]:
@@ -102,14 +104,14 @@ def large(start: Command) -> dict[str, Any]:
     producer_of(start, "large").send(message_to("large", body))
     return {
         "sent": sha256(body).hexdigest(),
-        "received": [sha256(one.body).hexdigest() for one in received(consumer)],
+        "received": [sha256(message.body).hexdigest() for message in received(consumer)],
     }
 
 
 def unpacked(start: Command) -> dict[str, Any]:
     """What the test sent compressed."""
-    found = received(consumer_of(start, "gzip", "gzip", 10))
-    return {"received": [one.body.decode() for one in found]}
+    messages = received(consumer_of(start, "gzip", "gzip", 10))
+    return {"received": [message.body.decode() for message in messages]}
 
 
 def many_topics(start: Command) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def filters(start: Command) -> dict[str, Any]:
         filter_type=SQL,
     )
     return {
-        name: sorted(int(one.body) for one in received(consumer, rounds=2))
+        name: sorted(int(message.body) for message in received(consumer, rounds=2))
         for name, consumer in (("tags", tags), ("sql", sql))
     }
 
@@ -161,12 +163,12 @@ def transactions(start: Command) -> dict[str, Any]:
         getattr(transaction, end)()
     producer.send(message_to("halves", b"orphan"), producer.begin_transaction())
     consumer = consumer_of(start, "ends", "halves", 5)
-    found: list[str] = []
+    results: list[str] = []
     until_s = time.monotonic() + start["check_s"]
-    while len(found) < 2 and time.monotonic() < until_s:
-        found += [one.body.decode() for one in received(consumer)]
-    found += [one.body.decode() for one in received(consumer)]
-    return {"received": sorted(found), "checked": checked}
+    while len(results) < 2 and time.monotonic() < until_s:
+        results += [message.body.decode() for message in received(consumer)]
+    results += [message.body.decode() for message in received(consumer)]
+    return {"received": sorted(results), "checked": checked}
 
 
 def ranks(start: Command) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def expiring(start: Command) -> dict[str, Any]:
     producer.send(message_to("expiring", b"stays", properties={"TTL_MS": "600000"}))
     time.sleep(1.2)  # real time, which the broker measures: the first message's is over then
     consumer = consumer_of(start, "late", "expiring", 3)
-    return {"received": sorted(one.body.decode() for one in received(consumer, rounds=2))}
+    return {"received": sorted(message.body.decode() for message in received(consumer, rounds=2))}
 
 
 def ordered(start: Command) -> dict[str, Any]:
@@ -199,15 +201,15 @@ def ordered(start: Command) -> dict[str, Any]:
     until_s = time.monotonic() + start["check_s"]
     while sum(map(len, acked.values())) < 120 and time.monotonic() < until_s:
         stuck: set[str] = set()
-        for one in consumer.receive(32, INVISIBLE_S):
-            key, number = one.message_group, int(one.body)
-            first = one.delivery_attempt == 1
+        for message in consumer.receive(32, INVISIBLE_S):
+            key, number = message.message_group, int(message.body)
+            first = message.delivery_attempt == 1
             if key in stuck or (first and int(key[4:]) % 7 == 0 and number % 3 == 0):
                 stuck.add(key)
                 failed += 1
-                consumer.change_invisible_duration(one, 1)
+                consumer.change_invisible_duration(message, 1)
                 continue
-            consumer.ack(one)
+            consumer.ack(message)
             acked[key].append(number)
     return {"acked": acked, "failed": failed}
 
@@ -240,10 +242,10 @@ def everyone(start: Command) -> dict[str, Any]:
     for number in range(20):
         producer.send(message_to("everyone", b"%d" % number))
     with ThreadPoolExecutor(len(consumers)) as threads:
-        found = list(threads.map(lambda one: received(one, rounds=4), consumers))
+        results = list(threads.map(lambda item: received(item, rounds=4), consumers))
     seen: dict[str, list[int]] = {}
-    for group, messages in zip(groups, found, strict=True):
-        seen[group] = sorted([*seen.get(group, []), *(int(one.body) for one in messages)])
+    for group, messages in zip(groups, results, strict=True):
+        seen[group] = sorted([*seen.get(group, []), *(int(message.body) for message in messages)])
     return seen
 
 
@@ -303,23 +305,23 @@ def lites(start: Command) -> dict[str, Any]:
     simple = LiteSimpleConsumer("chats", configuration(start), "lite-simple", 5)
     simple.startup()
     subscribed(simple, "one", "two")
-    told = Collected()
-    push = LitePushConsumer(configuration(start), "lite-push", "chats", told)
+    messages = Collected()
+    push = LitePushConsumer(configuration(start), "lite-push", "chats", messages)
     push.startup()
     subscribed(push, "two", "three")
     for lite_topic in ("one", "two", "three", "four"):
         send(lite_topic, *(f"{lite_topic}-{number}" for number in range(5)))
-    first = [[one.lite_topic, one.body.decode()] for one in received(simple, rounds=3)]
-    told.wait(10)
+    first = [[message.lite_topic, message.body.decode()] for message in received(simple, rounds=3)]
+    messages.wait(10)
     simple.unsubscribe_lite("one")
     send("one", "nobody's")
     send("two", "somebody's")
-    second = [one.body.decode() for one in received(simple, rounds=2)]
-    told.wait(11)
+    second = [message.body.decode() for message in received(simple, rounds=2)]
+    messages.wait(11)
     seen = {
         "simple": first,
         "after": second,
-        "push": list(told.got),
+        "push": list(messages.got),
         "too_many_topics": refused(lambda: send_many(20)),
         "too_many_here": refused(
             lambda: [simple.subscribe_lite(f"more-{n}") for n in range(start["lite_quota"])]

@@ -115,9 +115,9 @@ class Journal:
             with self._lock:
                 self._calls += 1
                 call = self._calls
-            one = request.entries[0] if op == "ack" else request
+            entries = request.entries[0] if op == "ack" else request
             wait_ms = request.invisible_duration.ToMilliseconds() if op == "nack" else 0
-            self.write("begin", call=call, op=op, handle=one.receipt_handle, wait_ms=wait_ms)
+            self.write("begin", call=call, op=op, handle=entries.receipt_handle, wait_ms=wait_ms)
             future = send(endpoints, request, *rest, **named)
             future.add_done_callback(lambda done: self.write("end", call=call, **outcome(done)))
             return future

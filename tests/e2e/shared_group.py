@@ -218,10 +218,10 @@ class SharedGroup:
         for member in self.slots:
             member.client.end()
         sent = [Sent(e["message_id"], e["key"], e["number"]) for e in producer.of("sent")]
-        seen = [one for member in self.members for one in member.deliveries()]
+        seen = [delivery for member in self.members for delivery in member.deliveries()]
         letters = [
-            Letter(one["message_id"], one["attempts"], one["dead_ms"])
-            for one in _objects(
+            Letter(message["message_id"], message["attempts"], message["dead_ms"])
+            for message in _objects(
                 cluster.popmq("dlq", "list", GROUP, "--json", "--count", str(2 * self.count))
             )
         ]
@@ -255,8 +255,8 @@ def _lag(cluster: Cluster) -> dict[str, Any]:
 
 def _state(cluster: Cluster, message_id: str) -> str:
     """What the broker says of a message of this group."""
-    (told,) = _objects(cluster.popmq("explain", message_id, "--group", GROUP, "--json"))
-    return str(told["state"])
+    (objects,) = _objects(cluster.popmq("explain", message_id, "--group", GROUP, "--json"))
+    return str(objects["state"])
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

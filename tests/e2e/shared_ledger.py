@@ -136,7 +136,7 @@ class SharedReport:
 
 def unsettled(sent: Iterable[Sent], seen: Iterable[Seen], letters: Iterable[Letter]) -> list[str]:
     """Ids that no consumer saw acknowledged and that are no dead letters: ask the broker."""
-    settled = {one.message_id for one in seen if one.has(Op.ACK, OK)}
+    settled = {delivery.message_id for delivery in seen if delivery.has(Op.ACK, OK)}
     settled |= {letter.message_id for letter in letters}
     return sorted({message.message_id for message in sent} - settled)
 
@@ -152,22 +152,26 @@ def check_shared(
 ) -> SharedReport:
     """Judge a finished run; `explained` is what the broker says of the `unsettled`."""
     by_id: dict[str, list[Seen]] = defaultdict(list)
-    for one in sorted(seen, key=lambda one: (one.attempt, one.seen_ms)):
-        by_id[one.message_id].append(one)
+    for delivery in sorted(seen, key=lambda item: (item.attempt, item.seen_ms)):
+        by_id[delivery.message_id].append(delivery)
     dead = {letter.message_id: letter for letter in letters}
     report = SharedReport(sent=len(sent), dead=len(dead))
     ids = {message.message_id for message in sent}
     for name, strangers in {
         "sent twice": [
-            one for one, count in Counter(m.message_id for m in sent).items() if count > 1
+            message_id
+            for message_id, count in Counter(m.message_id for m in sent).items()
+            if count > 1
         ],
         "seen and never sent": by_id.keys() - ids,
         "a dead letter and never sent": dead.keys() - ids,
         "a dead letter twice": [
-            one for one, count in Counter(x.message_id for x in letters).items() if count > 1
+            message_id
+            for message_id, count in Counter(x.message_id for x in letters).items()
+            if count > 1
         ],
     }.items():
-        report.faults += [f"{one}: {name}" for one in sorted(strangers)]
+        report.faults += [f"{stranger}: {name}" for stranger in sorted(strangers)]
     for message in sent:
         one_id = message.message_id
         deliveries = by_id.get(one_id, [])
@@ -186,7 +190,7 @@ def _check_end(
     letter: Letter | None,
     explained: str | None,
 ) -> None:
-    acked = any(one.has(Op.ACK, OK) for one in seen)
+    acked = any(delivery.has(Op.ACK, OK) for delivery in seen)
     if acked and letter is not None:
         report.faults.append(f"{message_id}: acknowledged, and a dead letter")
     report.acked += acked
@@ -210,15 +214,19 @@ def _check_deliveries(
     report: SharedReport, seen: Sequence[Seen], rules: Rules, kills_ms: Sequence[int]
 ) -> None:
     report.deliveries += len(seen)
-    for one in seen:
-        for call in one.calls:
+    for delivery in seen:
+        for call in delivery.calls:
             report.refused += call.code == INVALID_RECEIPT_HANDLE
             if call.code not in (OK, INVALID_RECEIPT_HANDLE, None):
-                report.faults.append(f"{one.message_id}: {call.op} was answered {call.code}")
-            if call.code is None and one.consumer.killed_ms is None:
-                report.faults.append(f"{one.message_id}: {call.op} of a living consumer unanswered")
-        if not 1 <= one.attempt <= rules.max_attempts:
-            report.faults.append(f"{one.message_id}: {_shown(one)} of {rules.max_attempts}")
+                report.faults.append(f"{delivery.message_id}: {call.op} was answered {call.code}")
+            if call.code is None and delivery.consumer.killed_ms is None:
+                report.faults.append(
+                    f"{delivery.message_id}: {call.op} of a living consumer unanswered"
+                )
+        if not 1 <= delivery.attempt <= rules.max_attempts:
+            report.faults.append(
+                f"{delivery.message_id}: {_shown(delivery)} of {rules.max_attempts}"
+            )
     for before, again in pairwise([None, *seen]):
         assert again is not None
         _check_unseen(report, before, again.attempt - 1, again.seen_ms, again.message_id, kills_ms)
@@ -269,12 +277,12 @@ def _cause(before: Seen, again: Seen, rules: Rules) -> Cause:
     return Cause.CRASH if killed and not before.calls else Cause.EXPIRED
 
 
-def _nacked_until_ms(one: Seen, rules: Rules) -> int:
+def _nacked_until_ms(delivery: Seen, rules: Rules) -> int:
     """A push consumer's nack is raised to the group's back-off, whatever the client sends."""
-    floor_ms = rules.back_off_ms if one.consumer.push else 0
+    floor_ms = rules.back_off_ms if delivery.consumer.push else 0
     return min(
         call.begun_ms + max(call.wait_ms, floor_ms)
-        for call in one.calls
+        for call in delivery.calls
         if call.op is Op.NACK and call.code == OK
     )
 
@@ -329,34 +337,34 @@ def _check_order(
 def _order_fault(earlier: Sequence[Seen], letter: Letter | None, first: Seen) -> str:
     """What is wrong with the first delivery of a message, given all of its predecessor's."""
     together = any(
-        one.consumer == first.consumer
-        and one.receive is not None
-        and one.receive == first.receive
-        and one.place < first.place
-        for one in earlier
+        item.consumer == first.consumer
+        and item.receive is not None
+        and item.receive == first.receive
+        and item.place < first.place
+        for item in earlier
     )
     if together:
         return ""
     ended = letter is not None and letter.dead_ms <= first.seen_ms
-    for one in earlier:
+    for delivery in earlier:
         ended |= any(
             call.op is not Op.NACK and call.code in (OK, None) and call.begun_ms <= first.seen_ms
-            for call in one.calls
+            for call in delivery.calls
         )
     if not ended:
         return "before the end of"
-    if any(one.seen_ms > first.seen_ms for one in earlier):
+    if any(item.seen_ms > first.seen_ms for item in earlier):
         return "before the last delivery of"
     return ""
 
 
 def _first(seen: Sequence[Seen]) -> Seen | None:
-    return min(seen, key=lambda one: (one.seen_ms, one.attempt), default=None)
+    return min(seen, key=lambda delivery: (delivery.seen_ms, delivery.attempt), default=None)
 
 
-def _shown(one: Seen) -> str:
-    calls = ", ".join(f"{call.op} {call.code} at {call.begun_ms}" for call in one.calls)
+def _shown(delivery: Seen) -> str:
+    calls = ", ".join(f"{call.op} {call.code} at {call.begun_ms}" for call in delivery.calls)
     return (
-        f"attempt {one.attempt} at {one.consumer.name} (asked {one.asked_ms}, seen {one.seen_ms},"
-        f" {calls or 'no calls'})"
+        f"attempt {delivery.attempt} at {delivery.consumer.name} (asked {delivery.asked_ms}, "
+        f"seen {delivery.seen_ms}, {calls or 'no calls'})"
     )

@@ -49,10 +49,10 @@ class Client:
 
     def message(self, topic: str = "orders", body: bytes = b"x") -> definition.Message:
         self._number += 1
-        made = definition.Message(topic=definition.Resource(name=topic), body=body)
-        made.system_properties.message_id = f"{self._ids}-{self._number}"
-        made.system_properties.message_type = definition.NORMAL
-        return made
+        message = definition.Message(topic=definition.Resource(name=topic), body=body)
+        message.system_properties.message_id = f"{self._ids}-{self._number}"
+        message.system_properties.message_type = definition.NORMAL
+        return message
 
     def send(self, *messages: definition.Message) -> service.SendMessageResponse:
         request = service.SendMessageRequest(messages=messages)
@@ -224,11 +224,11 @@ def test_the_largest_body_is_accepted_and_comes_back(client: Client) -> None:
     body = bytes(range(256)) * (1 << 14)
     reply = client.send(client.message(body=body))
     assert code_of(reply.status) == Code.OK
-    found = False
-    while not found:
+    result = False
+    while not result:
         status, messages = client.receive(group="largest")
         assert code_of(status) == Code.OK, "the message did not come"
-        found = any(message.body == body for message in messages)
+        result = any(message.body == body for message in messages)
 
 
 def test_an_empty_request_is_refused(client: Client) -> None:

@@ -148,18 +148,18 @@ async def _consume(address: str, books: Books) -> None:
 async def _take(client: GroupClient, books: Books) -> int:
     request = hop.encode_pop(hop.PopRequest(TOPIC, CONSUMERS, "c", 32, INVISIBLE_MS, 200))
     reply = hop.decode_pop_reply(await client.once(Kind.POP, request))
-    for one in reply.deliveries:
-        books.received.add(one.head)
-        if one.head in books.acked:
-            books.acked_again.append(one.head)
+    for delivery in reply.deliveries:
+        books.received.add(delivery.head)
+        if delivery.head in books.acked:
+            books.acked_again.append(delivery.head)
     if not reply.deliveries:
         return 0
-    handles = [one.handle for one in reply.deliveries]
+    handles = [entry.handle for entry in reply.deliveries]
     acks = hop.encode_ack(hop.AckRequest(TOPIC, CONSUMERS, handles))
     results = hop.decode_ack_reply(await client.once(Kind.ACK, acks))
-    for one, result in zip(reply.deliveries, results, strict=True):
+    for delivery, result in zip(reply.deliveries, results, strict=True):
         if not result.message:
-            books.acked[one.head] = time.monotonic()
+            books.acked[delivery.head] = time.monotonic()
     return len(reply.deliveries)
 
 
@@ -186,7 +186,9 @@ async def _isolate(group: ReplicatedGroup, seconds: float) -> None:
     """SIGSTOP: it does not know that it was away, and its sockets took what was sent to it."""
     async with GroupClient(group.address) as client, GroupClient(group.address) as to_old:
         before = await client.in_sync(3)
-        (leader,) = (one for one in before.members if one.broker.store_id == before.record.leader)
+        (leader,) = (
+            member for member in before.members if member.broker.store_id == before.record.leader
+        )
         master = group.of_node(leader.broker.node)
         await client.ask(Kind.PUT, put(TOPIC, b"before"))
         old = to_old.port(leader.broker.address)
@@ -204,8 +206,8 @@ async def _isolate(group: ReplicatedGroup, seconds: float) -> None:
         answers = await asyncio.gather(*late, return_exceptions=True)
         assert all(isinstance(answer, PopmqError) for answer in answers), answers
         await agree(group, client)
-        found = await _everything(client)
-        assert found == {b"before", b"warm", b"meanwhile"}
+        results = await _everything(client)
+        assert results == {b"before", b"warm", b"meanwhile"}
 
 
 async def _everything(client: GroupClient) -> set[bytes]:
@@ -242,7 +244,9 @@ async def _wipe(group: ReplicatedGroup, books: Books) -> tuple[float, int]:
         await asyncio.gather(*filling)
         for number in range(2):
             tasks.create_task(_send(group.address, books, number))
-        nodes = {one.broker.store_id: group.of_node(one.broker.node) for one in state.members}
+        nodes = {
+            member.broker.store_id: group.of_node(member.broker.node) for member in state.members
+        }
         master = nodes.pop(state.record.leader)
         slave = next(iter(nodes.values()))
         starts_at = await _deleted_its_first_segment(group.data(master))
@@ -294,7 +298,9 @@ async def _stop_master(group: ReplicatedGroup) -> float:
         before = await client.in_sync(3)
         tasks.create_task(_send(group.address, books, 0))
         await books.news.wait()
-        (leader,) = (one for one in before.members if one.broker.store_id == before.record.leader)
+        (leader,) = (
+            member for member in before.members if member.broker.store_id == before.record.leader
+        )
         master = group.of_node(leader.broker.node)
         await asyncio.to_thread(master.terminate)
         stopped = time.monotonic()

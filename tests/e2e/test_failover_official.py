@@ -46,7 +46,7 @@ def test_official_clients_lose_nothing_when_masters_are_killed(
         killed_ms = [kill_master(group, clients, dice) for _ in range(kills)]
         settle(group, clients)
         asyncio.run(all_agree(group))
-    sent = sorted(one["at_ms"] for client in clients for one in client.of("sent"))
+    sent = sorted(item["at_ms"] for client in clients for item in client.of("sent"))
     gaps = [next(at for at in sent if at > ms + ON_ITS_WAY_MS) - ms for ms in killed_ms]
     print(f"\n{kills} x kill -9 of the master, seed {SEED}; from the kill to the next acknowledged")
     print(f"send: {percentiles(gaps)}")
@@ -135,7 +135,7 @@ def hand_over(group: ReplicatedGroup, clients: list[OfficialClient]) -> tuple[in
 
 
 def longest_pause_ms(client: OfficialClient, began_ms: int, ended_ms: int) -> int:
-    at: list[int] = sorted(one["at_ms"] for one in client.of("sent"))
+    at: list[int] = sorted(manifest["at_ms"] for manifest in client.of("sent"))
     at = [ms for ms in at if began_ms - 1_000 <= ms <= ended_ms]
     return max(later - sooner for sooner, later in itertools.pairwise(at))
 

@@ -62,8 +62,8 @@ def test_each_timer_is_delivered_once_and_not_before_its_time_though_masters_are
     stored = Counter(number for number, _ in map(taken_apart, run.audited))
     assert [number for number in range(timers) if stored[number] != 1] == []
     assert stored.total() == timers
-    assert {one.attempt for one in run.audited} == {1}
-    assert [one for one in run.audited if one.stored_ms < taken_apart(one)[1]] == []
+    assert {delivery.attempt for delivery in run.audited} == {1}
+    assert [item for item in run.audited if item.stored_ms < taken_apart(item)[1]] == []
     assert [late for late in run.lateness if late < 0] == []
     assert len(run.ages_ms) == len(KILLS)
     assert max(run.ages_ms) <= CHECK_POINT_AGE_MS
@@ -116,7 +116,7 @@ class Run:
                 entries = [entry(first + at, due_ms) for at, due_ms in enumerate(due)]
                 body = hop.encode_put(PutRequest(TOPIC, entries))
                 results = hop.decode_put_reply(await client.ask(Kind.PUT, body))
-                assert {one.code for one in results} == {Code.OK}
+                assert {result.code for result in results} == {Code.OK}
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(CLIENTS):
@@ -155,8 +155,8 @@ class Run:
                     await asyncio.sleep(PAUSE_S)
                     continue
                 now_ms = wall_ms()
-                found = hop.decode_pop_reply(reply).deliveries
-                self.lateness += [now_ms - due_ms for _, due_ms in map(taken_apart, found)]
+                deliveries = hop.decode_pop_reply(reply).deliveries
+                self.lateness += [now_ms - due_ms for _, due_ms in map(taken_apart, deliveries)]
 
     async def _audit(self, client: GroupClient) -> None:
         """All there is, and then once more: one too many would come then."""
@@ -168,15 +168,15 @@ class Run:
 
     async def _take(self, client: GroupClient, poll_ms: int = 0) -> int:
         reply = await client.once(Kind.POP, pop_request(TOPIC, AUDITOR, poll_ms))
-        found = hop.decode_pop_reply(reply).deliveries
-        self.audited += found
-        return len(found)
+        deliveries = hop.decode_pop_reply(reply).deliveries
+        self.audited += deliveries
+        return len(deliveries)
 
 
 async def create(client: GroupClient) -> None:
     topic = pb.CreateTopicRequest(topic=pb.Topic(name=TOPIC, queues=QUEUES, type="delay"))
-    made = await client.ask(Kind.CREATE_TOPIC, topic.SerializeToString())
-    assert pb.TopicReply.FromString(made).status.code == Code.OK
+    created = await client.ask(Kind.CREATE_TOPIC, topic.SerializeToString())
+    assert pb.TopicReply.FromString(created).status.code == Code.OK
     for name in (LIVE, AUDITOR):
         group = pb.CreateGroupRequest(group=pb.Group(name=name, type="normal", start_at="oldest"))
         await client.ask(Kind.CREATE_GROUP, group.SerializeToString())
@@ -185,5 +185,5 @@ async def create(client: GroupClient) -> None:
 def timers_read_ms(broker: Role, epoch: int) -> int:
     """Up to when (wall ms) the last master had read its timers, as this one was told by then."""
     lines = map(json.loads, broker.log.read_text().splitlines())
-    (leading,) = (one for one in lines if one["event"] == "leading" and one["epoch"] == epoch)
+    (leading,) = (line for line in lines if line["event"] == "leading" and line["epoch"] == epoch)
     return int(leading["timers_read_ms"])

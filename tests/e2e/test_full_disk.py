@@ -13,12 +13,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from e2e import processes
+from programs import run_program
 
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
@@ -95,6 +96,11 @@ def test_a_full_disk_refuses_sends_loses_nothing_and_goes_on_when_it_has_grown(
         role.restart()
         run.note(f"killed, ready again after {time.monotonic() - began:.2f} s")
         asyncio.run(run.still_refuses())
+        with filled_up(disk):
+            role.terminate()  # insists on exit code 0
+        assert "stopped without a last snapshot" in role.log.read_text(encoding="utf-8")
+        role.restart()
+        run.note("stopped while not a byte was free, and started again")
         asyncio.run(run.drain(len(run.sent_ok)))
         run.note("drained")
 
@@ -110,14 +116,11 @@ def test_a_read_only_data_directory_is_refused_with_its_name_and_left_as_it_is(d
     data = disk / "data"
     data.mkdir()
     assert mount(disk, "remount,ro") == ""
-    refused = subprocess.run(
+    refused = run_program(
         [sys.executable, "-m", "popmq.cli", "up", "--data", str(data), "--port", "0"],
         env=processes.role_environment({"POPMQ_HTTP_LISTEN": f"{processes.LOCAL}:0"}),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=processes.READY_S,
-        check=False,
     )
     assert refused.returncode == 1
     assert (
@@ -144,14 +147,14 @@ class Run:
     def faults(self) -> list[str]:
         delivered = set(self.deliveries)
         again = {name for name, count in self.deliveries.items() if count > 1}
-        found = {
+        results = {
             "OK and never delivered": self.sent_ok - delivered,
             "OK and never acked": self.sent_ok - self.acked,
             "delivered without an OK": delivered - self.sent_ok,
             "delivered again without a cause": again - self.left,
             "left in flight and not delivered again": self.left - again,
         }
-        return [f"{len(names)} {what}" for what, names in found.items() if names]
+        return [f"{len(names)} {what}" for what, names in results.items() if names]
 
     def note(self, title: str) -> None:
         usage = shutil.disk_usage(self.disk)
@@ -216,38 +219,40 @@ class Run:
         async with self._port() as port:
             assert not await self._send(port)
 
-    async def drain(self, wanted: int) -> None:
-        """Receive and ack until `wanted` messages are acked; when that is all, until it is quiet.
+    async def drain(self, expected: int) -> None:
+        """Receive and ack until `expected` messages are acked; when that is all, until it is quiet.
 
         No reply and no refusal is put up with: receives and acks work on a full disk.
         """
         async with self._port() as port, asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
             for _ in range(RECEIVERS):
-                tasks.create_task(self._receive_and_ack(port, wanted))
+                tasks.create_task(self._receive_and_ack(port, expected))
 
-    async def _receive_and_ack(self, port: FramePort, wanted: int) -> None:
+    async def _receive_and_ack(self, port: FramePort, expected: int) -> None:
         last = time.monotonic()
-        everything = wanted == len(self.sent_ok)
-        while len(self.acked) < wanted or (everything and time.monotonic() - last < QUIET_S):
+        everything = expected == len(self.sent_ok)
+        while len(self.acked) < expected or (everything and time.monotonic() - last < QUIET_S):
             deliveries = await self._receive(port, LONG_MS)
             if deliveries:
                 last = time.monotonic()
-                acks = hop.AckRequest(TOPIC, GROUP, [one.handle for one in deliveries])
+                acks = hop.AckRequest(TOPIC, GROUP, [delivery.handle for delivery in deliveries])
                 reply = await call(port, Kind.ACK, hop.encode_ack(acks), CALL_MS)
                 results = hop.decode_ack_reply(reply)
-                assert {(one.code, one.message) for one in results} == {(Code.OK, "")}
-                self.acked.update(one.head for one in deliveries)
+                assert {(result.code, result.message) for result in results} == {(Code.OK, "")}
+                self.acked.update(delivery.head for delivery in deliveries)
 
     async def leave_some_in_flight(self) -> None:
         async with self._port() as port:
             while len(self.left) < LEFT_IN_FLIGHT:
-                self.left.update(one.head for one in await self._receive(port, INVISIBLE_MS))
+                self.left.update(
+                    delivery.head for delivery in await self._receive(port, INVISIBLE_MS)
+                )
 
     async def _receive(self, port: FramePort, invisible_ms: int) -> list[Delivery]:
         request = PopRequest(TOPIC, GROUP, "full-disk", 32, invisible_ms, POLL_MS)
         reply = await call(port, Kind.POP, hop.encode_pop(request), CALL_MS)
         deliveries = list(hop.decode_pop_reply(reply).deliveries)
-        self.deliveries.update(one.head for one in deliveries)
+        self.deliveries.update(delivery.head for delivery in deliveries)
         return deliveries
 
     async def resume(self) -> float:
@@ -265,7 +270,7 @@ class Run:
     @asynccontextmanager
     async def _port(self) -> AsyncIterator[FramePort]:
         """The broker over its unix socket."""
-        hello = Hello(role=ProcessRole.TOOL, name="full-disk", cluster="popmq")
+        hello = Hello(role=ProcessRole.PROXY, name="full-disk", cluster="popmq")
         port = FramePort(f"unix:{self.disk}/frames.sock", hello)
         port.start()
         try:
@@ -274,14 +279,24 @@ class Run:
             await port.close()
 
 
+@contextmanager
+def filled_up(folder: Path) -> Iterator[None]:
+    """Not a byte of the disk is free."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4_096))
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
 def mount(folder: Path, options: str) -> str:
     """Mount a tmpfs, or change a mounted one; returns what went wrong."""
-    done = subprocess.run(
+    done = run_program(
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=30,
-        check=False,
     )
     return done.stderr.strip() if done.returncode != 0 else ""

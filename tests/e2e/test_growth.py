@@ -1,6 +1,6 @@
 """A broker with one and ten million records: all are there after kill -9; how long a start takes.
 
-Every fact is asserted, no time is; the table that is printed goes into docs/concepts/store.md.
+Every fact is asserted, no time is; the table that is printed goes into docs/benchmarks.md.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Run:
     async def _port(self) -> AsyncIterator[FramePort]:
         """The broker over its unix socket."""
         address = f"unix:{self.broker.folder}/data/frames.sock"
-        port = FramePort(address, Hello(role=ProcessRole.TOOL, name="growth", cluster="popmq"))
+        port = FramePort(address, Hello(role=ProcessRole.PROXY, name="growth", cluster="popmq"))
         port.start()
         try:
             yield port
@@ -131,8 +131,8 @@ class Run:
         async with self._port() as port:
             topic = pb.Topic(name=TOPIC, queues=QUEUES, type="normal")
             request = pb.CreateTopicRequest(topic=topic).SerializeToString()
-            made = await call(port, Kind.CREATE_TOPIC, request, CALL_MS)
-            assert pb.TopicReply.FromString(made).status.code == Code.OK
+            new_call = await call(port, Kind.CREATE_TOPIC, request, CALL_MS)
+            assert pb.TopicReply.FromString(new_call).status.code == Code.OK
 
     async def _fill(self) -> None:
         """Record number n goes to queue n % QUEUES, so its offset is known beforehand."""
@@ -143,7 +143,9 @@ class Run:
                 entries = [entry(number) for number in range(first, first + BATCH)]
                 request = hop.encode_put(PutRequest(TOPIC, entries))
                 reply = await call(port, Kind.PUT, request, CALL_MS)
-                places = [(one.code, one.queue_offset) for one in hop.decode_put_reply(reply)]
+                places = [
+                    (result.code, result.queue_offset) for result in hop.decode_put_reply(reply)
+                ]
                 assert places == [(Code.OK, (first + i) // QUEUES) for i in range(BATCH)]
 
         async with self._port() as port, asyncio.TaskGroup() as tasks:
@@ -161,8 +163,8 @@ class Run:
         """Its first, middle and last message are what was sent, and nothing follows the last."""
         count = self.records // QUEUES
         for offset in (0, count // 2, count - 1):
-            found = await find(port, queue_id, offset)
-            assert [one.head for one in found] == [body(offset * QUEUES + queue_id)]
+            messages = await find(port, queue_id, offset)
+            assert [message.head for message in messages] == [body(offset * QUEUES + queue_id)]
         with pytest.raises(Refused):
             await find(port, queue_id, count)
 
@@ -172,14 +174,14 @@ class Run:
         reply = await call(port, Kind.POP, hop.encode_pop(request), CALL_MS)
         deliveries = hop.decode_pop_reply(reply).deliveries
         assert deliveries
-        for one in deliveries:
-            assert one.head == body(one.queue_offset * QUEUES + one.queue_id)
-            assert one.attempt == 1
-            assert one.head not in self.popped
-            self.popped.add(one.head)
-        acks = hop.AckRequest(TOPIC, GROUP, [one.handle for one in deliveries])
+        for delivery in deliveries:
+            assert delivery.head == body(delivery.queue_offset * QUEUES + delivery.queue_id)
+            assert delivery.attempt == 1
+            assert delivery.head not in self.popped
+            self.popped.add(delivery.head)
+        acks = hop.AckRequest(TOPIC, GROUP, [item.handle for item in deliveries])
         results = hop.decode_ack_reply(await call(port, Kind.ACK, hop.encode_ack(acks), CALL_MS))
-        assert {one.code for one in results} == {Code.OK}
+        assert {result.code for result in results} == {Code.OK}
 
 
 async def find(port: FramePort, queue_id: int, offset: int) -> list[pb.FoundMessage]:

@@ -92,15 +92,15 @@ class Run:
             await client.ask(Kind.PUT, put(TOPIC, b"early-%d" % number))
         held = [await pop_one(client) for _ in range(4 * MORE)]
         acked, to_old, to_new = (held[at : at + MORE] for at in range(0, 3 * MORE, MORE))
-        for one in acked:
-            await client.ask(Kind.ACK, ack(one))
+        for delivery in acked:
+            await client.ask(Kind.ACK, ack(delivery))
         self._isolate()
         began = time.monotonic()
         try:
             asked = {
                 "send": [ask(old, Kind.PUT, put(TOPIC, b"late-%d" % n)) for n in range(MORE)],
                 "send in memory": [ask(old, Kind.PUT, put(QUICK, b"late")) for _ in range(MORE)],
-                "ack": [ask(old, Kind.ACK, ack(one)) for one in to_old],
+                "ack": [ask(old, Kind.ACK, ack(entry)) for entry in to_old],
                 "receive": [ask(old, Kind.POP, pop(1)) for _ in range(MORE)],
                 "buffered receive": [ask(old, Kind.POP, pop(1, BUFFERED)) for _ in range(MORE)],
             }
@@ -108,11 +108,11 @@ class Run:
             self.elected_s = time.monotonic() - began
             for number in range(MORE):
                 await client.ask(Kind.PUT, put(TOPIC, b"meanwhile-%d" % number))
-            for one in to_new:  # a handle of the old master is good at the new one
-                assert confirmed(Kind.ACK, await client.ask(Kind.ACK, ack(one)))
+            for delivery in to_new:  # a handle of the old master is good at the new one
+                assert confirmed(Kind.ACK, await client.ask(Kind.ACK, ack(delivery)))
             await asyncio.sleep(began + ISOLATED_S - time.monotonic())
             self.early = {
-                what: sum(confirmed(KINDS[what], one.result()) for one in tasks if one.done())
+                what: sum(confirmed(KINDS[what], task.result()) for task in tasks if task.done())
                 for what, tasks in asked.items()
             }
         finally:
@@ -127,7 +127,7 @@ class Run:
 
     def _judge(self, answers: dict[str, list[Answer]]) -> None:
         self.late = {
-            what: sum(confirmed(KINDS[what], one) for one in replies)
+            what: sum(confirmed(KINDS[what], reply) for reply in replies)
             for what, replies in answers.items()
         }
         assert not any(self.early.values()), self.early
@@ -146,32 +146,36 @@ class Run:
 
         What was held and not acknowledged is acknowledged now; the rest of the topic is taken.
         """
-        done = {one.head for one in acked}
-        for one in held:
-            if one.head not in done:
-                assert confirmed(Kind.ACK, await client.ask(Kind.ACK, ack(one))), one.head
-        found: list[bytes] = []
+        done = {entry.head for entry in acked}
+        for delivery in held:
+            if delivery.head not in done:
+                assert confirmed(Kind.ACK, await client.ask(Kind.ACK, ack(delivery))), delivery.head
+        results: list[bytes] = []
         while reply := await client.ask(Kind.POP, pop(32)):
             deliveries = hop.decode_pop_reply(reply).deliveries
             if not deliveries:
                 break
-            found += [one.head for one in deliveries]
-        assert len(found) == len(set(found)), found
-        assert not {one.head for one in held} & set(found)
+            results += [entry.head for entry in deliveries]
+        assert len(results) == len(set(results)), results
+        assert not {entry.head for entry in held} & set(results)
         popped = {
-            one.head
+            entry.head
             for reply in answers["receive"]
             if isinstance(reply, bytes)
-            for one in hop.decode_pop_reply(reply).deliveries
+            for entry in hop.decode_pop_reply(reply).deliveries
         }
-        kept = {b"late-%d" % n for n, one in enumerate(answers["send"]) if confirmed(Kind.PUT, one)}
+        kept = {
+            b"late-%d" % n for n, item in enumerate(answers["send"]) if confirmed(Kind.PUT, item)
+        }
         early = {b"early-%d" % number for number in range(5 * MORE)}
         owed = (
-            early - {one.head for one in held} | {b"meanwhile-%d" % n for n in range(MORE)} | kept
+            early - {entry.head for entry in held}
+            | {b"meanwhile-%d" % n for n in range(MORE)}
+            | kept
         )
-        assert owed - popped <= set(found), owed - popped - set(found)
-        strangers = set(found) - owed
-        assert all(one.startswith(b"late-") for one in strangers), strangers
+        assert owed - popped <= set(results), owed - popped - set(results)
+        strangers = set(results) - owed
+        assert all(stranger.startswith(b"late-") for stranger in strangers), strangers
         assert not strangers or self.way == "deaf"
 
     def ways(self) -> tuple[dict[str, Cutter], dict[str, Cutter]]:
@@ -236,13 +240,13 @@ def pop(limit: int, group: str = CONSUMERS) -> bytes:
     return hop.encode_pop(PopRequest(TOPIC, group, CONSUMERS, limit, INVISIBLE_MS, 0))
 
 
-def ack(one: Delivery) -> bytes:
-    return hop.encode_ack(AckRequest(TOPIC, CONSUMERS, [one.handle]))
+def ack(delivery: Delivery) -> bytes:
+    return hop.encode_ack(AckRequest(TOPIC, CONSUMERS, [delivery.handle]))
 
 
 async def pop_one(client: GroupClient) -> Delivery:
-    (found,) = hop.decode_pop_reply(await client.ask(Kind.POP, pop(1))).deliveries
-    return found
+    (delivery,) = hop.decode_pop_reply(await client.ask(Kind.POP, pop(1))).deliveries
+    return delivery
 
 
 def confirmed(kind: Kind, answer: Answer) -> bool:
@@ -251,8 +255,8 @@ def confirmed(kind: Kind, answer: Answer) -> bool:
         return False
     match kind:
         case Kind.PUT:
-            return all(one.code == Code.OK for one in hop.decode_put_reply(answer))
+            return all(result.code == Code.OK for result in hop.decode_put_reply(answer))
         case Kind.ACK:
-            return all(one.code == Code.OK for one in hop.decode_ack_reply(answer))
+            return all(result.code == Code.OK for result in hop.decode_ack_reply(answer))
         case _:
             return bool(hop.decode_pop_reply(answer).deliveries)

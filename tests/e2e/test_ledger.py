@@ -71,14 +71,16 @@ def test_a_good_run_has_no_faults(rule: Rule) -> None:
 
 
 def test_a_lost_message_is_found() -> None:
-    report = check(EXPIRED, [one for one in good_run(EXPIRED) if one.message_id != "id-5"])
+    report = check(
+        EXPIRED, [message for message in good_run(EXPIRED) if message.message_id != "id-5"]
+    )
 
     assert (report.lost, len(report.faults)) == (1, 1)
     assert report.faults == ["message 5: delivered 0 of 1 times"]
 
 
 def test_a_message_that_never_comes_back_is_lost() -> None:
-    report = check(EXPIRED, [one for one in good_run(EXPIRED) if one.attempt == 1])
+    report = check(EXPIRED, [item for item in good_run(EXPIRED) if item.attempt == 1])
 
     assert report.lost == 2
 
@@ -127,7 +129,7 @@ def test_a_message_that_returns_late_is_found(rule: Rule) -> None:
 
 def test_the_client_may_take_its_time_over_a_large_body() -> None:
     moved = shift(good_run(NACK), by_ms=501)
-    size = next(one.fields.size for one in moved if one.message_id == f"id-{RETURNING}")
+    size = next(message.fields.size for message in moved if message.message_id == f"id-{RETURNING}")
     generous = replace(NACK, client_ms_per_mib=100 * 2**20 // size)
 
     report = check(generous, moved)
@@ -138,31 +140,33 @@ def test_the_client_may_take_its_time_over_a_large_body() -> None:
 def shift(deliveries: list[Delivery], *, by_ms: int) -> list[Delivery]:
     """Move one second delivery in time."""
     return [
-        replace(one, received_ms=one.received_ms + by_ms)
-        if (one.message_id, one.attempt) == (f"id-{RETURNING}", 2)
-        else one
-        for one in deliveries
+        replace(message, received_ms=message.received_ms + by_ms)
+        if (message.message_id, message.attempt) == (f"id-{RETURNING}", 2)
+        else message
+        for message in deliveries
     ]
 
 
 @pytest.mark.parametrize(
     "alter",
     [
-        lambda one: replace(one, fields=replace(one.fields, sha256="0" * 64)),
-        lambda one: replace(one, fields=replace(one.fields, size=0)),
-        lambda one: replace(one, fields=replace(one.fields, keys=("order-7-5",))),
-        lambda one: replace(one, fields=replace(one.fields, tag="other")),
-        lambda one: replace(one, fields=replace(one.fields, properties={"k": "5"})),
-        lambda one: replace(
-            one, fields=replace(one.fields, properties={**one.fields.properties, "more": "1"})
+        lambda item: replace(item, fields=replace(item.fields, sha256="0" * 64)),
+        lambda item: replace(item, fields=replace(item.fields, size=0)),
+        lambda item: replace(item, fields=replace(item.fields, keys=("order-7-5",))),
+        lambda item: replace(item, fields=replace(item.fields, tag="other")),
+        lambda item: replace(item, fields=replace(item.fields, properties={"k": "5"})),
+        lambda item: replace(
+            item, fields=replace(item.fields, properties={**item.fields.properties, "more": "1"})
         ),
-        lambda one: replace(one, born_ms=one.born_ms - 1),
-        lambda one: replace(one, corrupted=True),
+        lambda item: replace(item, born_ms=item.born_ms - 1),
+        lambda item: replace(item, corrupted=True),
     ],
     ids=["body", "size", "keys", "tag", "properties lost", "property added", "born", "digest"],
 )
 def test_an_altered_message_is_found(alter: Callable[[Delivery], Delivery]) -> None:
-    altered = [alter(one) if one.message_id == "id-5" else one for one in good_run(EXPIRED)]
+    altered = [
+        alter(message) if message.message_id == "id-5" else message for message in good_run(EXPIRED)
+    ]
 
     report = check(EXPIRED, altered)
 
@@ -171,7 +175,7 @@ def test_an_altered_message_is_found(alter: Callable[[Delivery], Delivery]) -> N
 
 
 def test_a_second_delivery_must_be_attempt_two() -> None:
-    wrong = [replace(one, attempt=1) for one in good_run(EXPIRED)]
+    wrong = [replace(item, attempt=1) for item in good_run(EXPIRED)]
 
     report = check(EXPIRED, wrong)
 
@@ -187,7 +191,7 @@ def test_a_message_that_nobody_sent_is_found() -> None:
 
 
 def test_a_receipt_with_another_id_is_found() -> None:
-    messages = [replace(one, receipt_id="other") for one in sent(1)]
+    messages = [replace(message, receipt_id="other") for message in sent(1)]
 
     report = check_group(
         EXPIRED,

@@ -5,10 +5,13 @@ from typing import Literal
 
 import pytest
 from e2e import delay_scenario
-from e2e.ledger import table
-from e2e.official import OfficialClient, Scenario
+from e2e.official import (
+    Scenario,
+    check_that_connections_may_end,
+    check_that_it_makes_our_messages,
+)
 from e2e.official_java import launch_java
-from e2e.payloads import PYTHON_MAX_BODY, payload
+from e2e.payloads import PYTHON_MAX_BODY
 from e2e.processes import Cluster
 
 SEED = 20_260_103
@@ -23,22 +26,7 @@ Speaks = Literal["tls", "plain"]
 
 def test_java_makes_the_same_messages(tmp_path: Path) -> None:
     launch = launch_java("plain")
-    with OfficialClient("payloads", launch("payloads"), folder=tmp_path) as java:
-        java.tell(op="start", seed=SEED, count=COUNT, max_body=PYTHON_MAX_BODY)
-        java.wait(lambda: java.count("ready") > 0, "all messages made", within_s=60)
-        made = java.of("payload")
-    assert len(made) == COUNT
-    for k, event in enumerate(made):
-        expected = payload(seed=SEED, k=k, max_body=PYTHON_MAX_BODY).fields()
-        assert event == {
-            "event": "payload",
-            "k": k,
-            "sha256": expected.sha256,
-            "size": expected.size,
-            "keys": list(expected.keys),
-            "tag": expected.tag,
-            "properties": expected.properties,
-        }
+    check_that_it_makes_our_messages(launch, SEED, tmp_path, count=COUNT, max_body=PYTHON_MAX_BODY)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -56,10 +44,7 @@ def test_every_group_of_the_java_client_gets_every_message_once_and_a_tenth_twic
     settings = {"POPMQ_PROXY_WORKERS": workers}
     with Cluster(tmp_path, proxies=2, settings=settings) as cluster:
         outcome = scenario.run(cluster, tmp_path)
-    print(f"\nofficial Java client, {speaks}, seed {SEED}\n{table(outcome.reports)}")
-    assert outcome.errors == []
-    assert [report.faults for report in outcome.reports] == [[], [], []]
-    assert [report.sent for report in outcome.reports] == [COUNT] * 3
+    outcome.check(f"official Java client, {speaks}, seed {SEED}", sent=COUNT)
 
 
 @pytest.mark.parametrize("speaks", ["tls", "plain"])
@@ -72,17 +57,4 @@ def test_delivery_times_and_recall_with_the_java_client(tmp_path: Path, speaks: 
 def test_the_java_client_loses_nothing_while_its_connections_reach_their_age(
     tmp_path: Path,
 ) -> None:
-    scenario = Scenario(
-        launch=launch_java("tls"),
-        seed=SEED,
-        count=300,
-        max_body=1 << 20,
-    )
-    ages = {"POPMQ_LEAN_MAX_AGE_MS": "5000", "POPMQ_LEAN_MAX_AGE_GRACE_MS": "12000"}
-    with Cluster(tmp_path, proxies=2, settings=ages) as cluster:
-        outcome = scenario.run(cluster, tmp_path)
-        aged = [proxy.metric("popmq_proxy_lean_aged_total") for proxy in cluster.proxies]
-    print(f"\n{aged} connections reached their age\n{table(outcome.reports)}")
-    assert outcome.errors == []
-    assert [report.faults for report in outcome.reports] == [[], [], []]
-    assert min(aged) > 2
+    check_that_connections_may_end(launch_java("tls"), SEED, tmp_path, transport="lean")

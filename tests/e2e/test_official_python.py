@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from e2e import delay_scenario
-from e2e.ledger import table
-from e2e.official import PYTHON_MS_PER_MIB, Scenario, launch_python
+from e2e.official import PYTHON_MS_PER_MIB, Scenario, check_that_connections_may_end, launch_python
 from e2e.payloads import PYTHON_MAX_BODY
 from e2e.processes import Cluster
 
@@ -41,10 +40,7 @@ def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_tw
     with Cluster(tmp_path, proxies=2, settings=settings) as cluster:
         outcome = scenario.run(cluster, tmp_path)
 
-    print(f"\nofficial Python client, seed {SEED}\n{table(outcome.reports)}")
-    assert outcome.errors == []
-    assert [report.faults for report in outcome.reports] == [[], [], []]
-    assert [report.sent for report in outcome.reports] == [count] * 3
+    outcome.check(f"official Python client, seed {SEED}", sent=count)
 
 
 @pytest.mark.timeout(120)
@@ -60,22 +56,6 @@ def test_delivery_times_and_recall_with_the_python_client(tmp_path: Path) -> Non
 def test_the_python_client_loses_nothing_while_its_connections_reach_their_age(
     tmp_path: Path, transport: str
 ) -> None:
-    scenario = Scenario(
-        launch=launch_python,
-        seed=SEED,
-        count=300,
-        max_body=1 << 20,
-        client_ms_per_mib=PYTHON_MS_PER_MIB,
+    check_that_connections_may_end(
+        launch_python, SEED, tmp_path, transport=transport, client_ms_per_mib=PYTHON_MS_PER_MIB
     )
-    ages = {
-        "POPMQ_PROXY_TRANSPORT": transport,
-        "POPMQ_LEAN_MAX_AGE_MS": "5000",
-        "POPMQ_LEAN_MAX_AGE_GRACE_MS": "12000",
-    }
-    with Cluster(tmp_path, proxies=2, settings=ages) as cluster:
-        outcome = scenario.run(cluster, tmp_path)
-        aged = [proxy.metric("popmq_proxy_lean_aged_total") for proxy in cluster.proxies]
-    print(f"\n{aged} connections reached their age\n{table(outcome.reports)}")
-    assert outcome.errors == []
-    assert [report.faults for report in outcome.reports] == [[], [], []]
-    assert min(aged) > 2

@@ -16,6 +16,7 @@ import pytest
 from e2e.official import HERE, ensure_node_client, launch_node
 from e2e.official_java import java_program
 from e2e.processes import Cluster, role_environment
+from programs import run_program
 
 from popmq.cli.client import Client
 from popmq.common.wire import admin_pb2 as admin
@@ -86,25 +87,22 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         environment = role_environment({"HOME": str(folder), "PYTHONPATH": str(HERE.parent)})
 
         def play(run: list[str]) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
+            return run_program(
                 command(language),
                 input=json.dumps({**start, "run": run}) + "\n",
-                capture_output=True,
-                text=True,
                 timeout=300,
-                check=False,
                 env=environment,
             )
 
         with ThreadPoolExecutor(2) as threads:
             played = list(threads.map(play, processes(language)))
         dead = cluster.popmq("dlq", "list", "letters", "--json").splitlines()
-    lines = [line for one in played for line in one.stdout.splitlines()]
-    found = {one["scenario"]: one for one in map(json.loads, lines)}
-    print(f"\n{language}: {json.dumps(found, indent=1)}")
-    wanted = [name for run in processes(language) for name in run]
-    assert sorted(found) == sorted(wanted), [one.stderr for one in played]
-    return {**found, "dead": [json.loads(line) for line in dead]}
+    lines = [line for item in played for line in item.stdout.splitlines()]
+    document = {load["scenario"]: load for load in map(json.loads, lines)}
+    print(f"\n{language}: {json.dumps(document, indent=1)}")
+    expected = [name for run in processes(language) for name in run]
+    assert sorted(document) == sorted(expected), [item.stderr for item in played]
+    return {**document, "dead": [json.loads(line) for line in dead]}
 
 
 def processes(language: str) -> list[list[str]]:
@@ -203,9 +201,12 @@ def test_each_instance_with_a_group_of_its_own_gets_every_message(seen: dict[str
 @with_lites
 def test_lite_consumers_get_what_is_in_their_lite_topics_in_order(seen: dict[str, Any]) -> None:
     lites = seen["lites"]
-    for got, wanted in ((lites["simple"], ("one", "two")), (lites["push"][:10], ("two", "three"))):
-        assert {name for name, _ in got} == set(wanted)
-        for name in wanted:
+    for got, expected in (
+        (lites["simple"], ("one", "two")),
+        (lites["push"][:10], ("two", "three")),
+    ):
+        assert {name for name, _ in got} == set(expected)
+        for name in expected:
             bodies = [body for lite_topic, body in got if lite_topic == name]
             assert bodies == [f"{name}-{number}" for number in range(5)]
     assert lites["push"][10:] == [["two", "somebody's"]]

@@ -13,8 +13,6 @@ from e2e.shared_group import SharedGroup
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 
-pytestmark = pytest.mark.alone
-
 
 def settle_all(run: SharedGroup) -> None:
     print(f"\nseed {run.seed}: {run.count} messages, {run.keys} keys, kinds {run.kinds}")
@@ -29,6 +27,7 @@ def settle_all(run: SharedGroup) -> None:
     assert (report.lost, report.unknown) == (0, 0)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("keys", [0, 50])
 @pytest.mark.timeout(120)
 def test_killed_consumers_of_the_python_client_leave_nothing_behind(

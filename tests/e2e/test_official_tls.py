@@ -7,7 +7,6 @@ import datetime
 from pathlib import Path
 
 import pytest
-from e2e.ledger import table
 from e2e.official import (
     PYTHON_MS_PER_MIB,
     Launch,
@@ -50,8 +49,5 @@ def test_every_group_of_a_client_over_tls_gets_every_message_once_and_a_tenth_tw
             proxy.metric('popmq_proxy_lean_tls_refused_total{why="handshake"}')
             for proxy in cluster.proxies
         ]
-    print(f"\nover TLS, seed {SEED}\n{table(outcome.reports)}")
-    assert outcome.errors == []
-    assert [report.faults for report in outcome.reports] == [[], [], []]
-    assert [report.sent for report in outcome.reports] == [COUNT] * 3
+    outcome.check(f"over TLS, seed {SEED}", sent=COUNT)
     assert refused == [0, 0]

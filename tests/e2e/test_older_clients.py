@@ -61,8 +61,8 @@ class OldClient:
         (entry,) = self.ask("SendMessage", request, service.SendMessageResponse).entries
         assert entry.status.code == pb.OK
         assert entry.message_id == name
-        found: service.SendResultEntry = entry
-        return found
+        found_entry: service.SendResultEntry = entry
+        return found_entry
 
     def receive(self, topic: str, **how: Any) -> list[pb.Message]:
         """Without the poll's length and an attempt id, which came later: the deadline ends it."""
@@ -84,8 +84,8 @@ class OldClient:
         return [part.message for part in parts if part.HasField("message")]
 
     def one(self, topic: str, **how: Any) -> pb.Message:
-        (found,) = self.receive(topic, **how)
-        return found
+        (message,) = self.receive(topic, **how)
+        return message
 
     def ack(self, message: pb.Message) -> None:
         entry = service.AckMessageEntry(
@@ -98,8 +98,8 @@ class OldClient:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with Up(tmp_path_factory.mktemp("old"), {}) as made:
-        yield made
+    with Up(tmp_path_factory.mktemp("old"), {}) as process:
+        yield process
 
 
 @pytest.fixture
@@ -118,6 +118,7 @@ def topic_of(up: Up) -> Callable[[str], str]:
     return make
 
 
+@pytest.mark.more
 def test_a_consumer_without_settings_is_assigned_receives_and_acknowledges(
     old: OldClient, topic_of: Callable[[str], str]
 ) -> None:
@@ -159,11 +160,11 @@ def test_what_such_a_simple_consumer_does_not_acknowledge_comes_again(
     how = service.ReceiveMessageRequest()
     how.invisible_duration.FromMilliseconds(INVISIBLE_MS)
     first = old.receive(topic, invisible_duration=how.invisible_duration)
-    assert [one.body for one in first] == [b"fifo-0", b"fifo-1"]
+    assert [item.body for item in first] == [b"fifo-0", b"fifo-1"]
     again = old.receive(topic, invisible_duration=how.invisible_duration)
-    assert [one.system_properties.delivery_attempt for one in again] == [2, 2]
-    for one in again:
-        old.ack(one)
+    assert [item.system_properties.delivery_attempt for item in again] == [2, 2]
+    for message in again:
+        old.ack(message)
 
 
 @pytest.mark.more

@@ -31,7 +31,7 @@ def make_letters(cluster: Cluster, count: int) -> list[str]:
     while True:
         listed = objects(cluster.popmq("dlq", "list", "g", "--count", str(2 * count), "--json"))
         if len(listed) == count:
-            return [one["message_id"] for one in listed]
+            return [message["message_id"] for message in listed]
         assert time.monotonic() < deadline_s, f"{len(listed)} of {count} dead letters"
 
 
@@ -41,8 +41,8 @@ def test_the_operators_commands_show_and_move_a_real_group(tmp_path: Path) -> No
         (message_id, *_) = make_letters(cluster, 3)
         assert "max attempts" in cluster.popmq("dlq", "list", "g")
         assert message_id in cluster.popmq("dlq", "peek", "g")
-        (told,) = objects(cluster.popmq("explain", message_id, "--json"))
-        assert (told["group"], told["state"]) == ("g", "DEAD_LETTERED")
+        (reported_objects,) = objects(cluster.popmq("explain", message_id, "--json"))
+        assert (reported_objects["group"], reported_objects["state"]) == ("g", "DEAD_LETTERED")
         assert "3 would be redriven" in cluster.popmq("dlq", "redrive", "g", "--dry-run")
         assert "0 redriven" in cluster.popmq("dlq", "redrive", "g", "--filter", "tag=b")
         assert "3 redriven" in cluster.popmq("dlq", "redrive", "g", "--filter", "key=k")
@@ -89,9 +89,9 @@ def test_a_redrive_that_everybody_is_killed_in_loses_none_and_doubles_none(tmp_p
         print(f"\nredriven at last: {redriven} of {LETTERS}")
         assert redriven == LETTERS
 
-        wanted = ("--count", str(LETTERS + 1), "--wait", "3s")
-        text = cluster.popmq("recv", "orders", "--group", "g", "--ack", "--json", *wanted)
-        got = Counter(one["message_id"] for one in objects(text))
+        expected = ("--count", str(LETTERS + 1), "--wait", "3s")
+        text = cluster.popmq("recv", "orders", "--group", "g", "--ack", "--json", *expected)
+        got = Counter(message["message_id"] for message in objects(text))
         assert sorted(got) == sorted(ids)
         assert set(got.values()) == {1}
 

@@ -80,7 +80,7 @@ def test_orphans_are_checked_after_the_whole_server_was_killed(tmp_path: Path) -
     with up, orphans(up, tmp_path, ("python", "node", "java")) as producers:
         up.kill9()
         up.restart()
-        others = [one for one in producers if one.name != "halves-python"]
+        others = [producer for producer in producers if producer.name != "halves-python"]
         wait_checked(others, within_s=CHECKED_S)
         wait_checked(producers, within_s=PYTHON_CHECKED_S)
         judge(up, producers)
@@ -105,8 +105,8 @@ def orphans(
             for name in NAMES:
                 producer.tell(op="half", name=name)
         for producer in producers:
-            wanted = partial(has, producer, "sent", len(NAMES))
-            producer.wait(wanted, "the half messages", within_s=START_S)
+            expected = partial(has, producer, "sent", len(NAMES))
+            producer.wait(expected, "the half messages", within_s=START_S)
         assert [producer.of("checked") for producer in producers] == [[]] * len(producers)
         yield producers
 
@@ -131,22 +131,22 @@ def wait_checked(producers: Sequence[OfficialClient], *, within_s: float) -> Non
 
 def judge(served: Served, producers: Sequence[OfficialClient]) -> None:
     """What was committed came once, and what was rolled back did not."""
-    wanted = sorted(name for name in NAMES if name.startswith("commit"))
+    expected = sorted(name for name in NAMES if name.startswith("commit"))
     with Client(served.endpoints[0]) as client:
         for producer in producers:
-            assert sorted(received(client, producer.name, len(wanted))) == wanted
+            assert sorted(received(client, producer.name, len(expected))) == expected
 
 
 def received(client: Client, topic: str, count: int) -> list[str]:
     queue = api.MessageQueue(topic=api.Resource(name=topic))
-    found: list[str] = []
+    results: list[str] = []
     deadline_s = time.monotonic() + CHECKED_S
-    while len(found) < count and time.monotonic() < deadline_s:
+    while len(results) < count and time.monotonic() < deadline_s:
         got = client.receive("ends", queue, limit=32, wait_ms=1_000, invisible_ms=60_000)
-        assert [one.system_properties.delivery_attempt for one in got] == [1] * len(got)
-        found += [one.body.decode() for one in got]
+        assert [message.system_properties.delivery_attempt for message in got] == [1] * len(got)
+        results += [message.body.decode() for message in got]
     more = client.receive("ends", queue, limit=32, wait_ms=1_000, invisible_ms=60_000)
-    return found + [one.body.decode() for one in more]
+    return results + [message.body.decode() for message in more]
 
 
 def has(client: OfficialClient, kind: str, count: int) -> bool:
@@ -154,7 +154,7 @@ def has(client: OfficialClient, kind: str, count: int) -> bool:
 
 
 def all_checked(producer: OfficialClient) -> bool:
-    return {one["name"] for one in producer.of("checked")} == set(NAMES)
+    return {manifest["name"] for manifest in producer.of("checked")} == set(NAMES)
 
 
 async def in_sync(group: ReplicatedGroup) -> GroupState:

@@ -57,8 +57,8 @@ def test_an_operator_sees_resumes_and_skips_parked_message_groups(tmp_path: Path
         resumed = json.loads(cluster.popmq("group", "show", "g", "--json"))
         assert resumed["parked"][0]["state"] == "resumed"
 
-        said = cluster.popmq("group", "dead-letter", "g", "--topic", "orders", "--key", "a")
-        assert said == "dead-letter: 3 messages of message group 'a'\n"
+        output = cluster.popmq("group", "dead-letter", "g", "--topic", "orders", "--key", "a")
+        assert output == "dead-letter: 3 messages of message group 'a'\n"
         cluster.popmq("group", "create", "reader")
         printed = cluster.popmq(
             "recv", "%DLQ%g", "--group", "reader", "--json", "--wait", "5s", "--count", "3"

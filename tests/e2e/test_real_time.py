@@ -61,8 +61,8 @@ class Rounds:
                 got = client.receive(GROUP, queue, limit=1, wait_ms=POLL_MS, invisible_ms=60_000)
                 now = time.monotonic()
                 with self.changed:
-                    for one in got:
-                        self.took(one.system_properties.message_id, now)
+                    for message in got:
+                        self.took(message.system_properties.message_id, now)
                     if not got:
                         self.empties.append(now)
                     self.changed.notify_all()
@@ -91,32 +91,35 @@ class Rounds:
 
     def false_empties(self) -> list[str]:
         return [
-            f"{at - one.confirmed:.3f} s after message {name} was confirmed, before it was received"
+            f"{at - message.confirmed:.3f} s after message {name} was confirmed, before it was "
+            "received"
             for at in self.empties
-            for name, one in self.rounds.items()
-            if one.confirmed + READY_S <= at < one.received
+            for name, message in self.rounds.items()
+            if message.confirmed + READY_S <= at < message.received
         ]
 
 
 def run_rounds(cluster: Cluster, count: int) -> Rounds:
-    made = Rounds(cluster.endpoints)
-    threads = [threading.Thread(target=made.receive_for_ever, args=(n,)) for n in range(RECEIVERS)]
+    rounds = Rounds(cluster.endpoints)
+    threads = [
+        threading.Thread(target=rounds.receive_for_ever, args=(n,)) for n in range(RECEIVERS)
+    ]
     for thread in threads:
         thread.start()
     ids = MessageIds()
     try:
         with Client(cluster.endpoints[0]) as client:
             for _ in range(count):
-                made.one(client, ids.next(int(time.time())))
+                rounds.one(client, ids.next(int(time.time())))
     finally:
-        made.over = True
+        rounds.over = True
         for thread in threads:
             thread.join()
-    return made
+    return rounds
 
 
 def latency(rounds: Rounds) -> str:
-    ms = [(one.received - one.sent) * 1_000 for one in rounds.rounds.values()]
+    ms = [(message.received - message.sent) * 1_000 for message in rounds.rounds.values()]
     cuts = quantiles(ms, n=100)
     return f"send to receive p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, max {max(ms):.1f} ms"
 
@@ -126,7 +129,9 @@ def served(folder: Path, groups: int, settings: dict[str, str]) -> Iterator[Clus
     with Cluster(folder, proxies=2, groups=groups, settings=settings) as cluster:
         with Client(cluster.endpoints[0]) as client:
             until(lambda: is_made(client))
-            until(lambda: len({one.broker.name for one in client.query_route(TOPIC)}) == groups)
+            until(
+                lambda: len({number.broker.name for number in client.query_route(TOPIC)}) == groups
+            )
         yield cluster
 
 
@@ -162,8 +167,10 @@ def test_no_receive_ends_empty_while_a_message_is_ready_at_any_broker_group(
 ) -> None:
     with served(tmp_path, groups, settings) as cluster:
         rounds = run_rounds(cluster, count)
-        notified = sum(one.metric("popmq_proxy_pop_with_notify_total") for one in cluster.proxies)
-        plain = sum(one.metric("popmq_proxy_plain_polls_total") for one in cluster.proxies)
+        notified = sum(
+            proxy.metric("popmq_proxy_pop_with_notify_total") for proxy in cluster.proxies
+        )
+        plain = sum(proxy.metric("popmq_proxy_plain_polls_total") for proxy in cluster.proxies)
     print(f"\n{groups} groups, {count} rounds, {RECEIVERS} receivers: {latency(rounds)}")
     print(f"{notified} notified, {plain} plain, {len(rounds.empties)} ended with nothing")
     assert rounds.false_empties() == []
@@ -182,7 +189,7 @@ def cpu_ms(roles: list[Role]) -> int:
 
 
 def waits_at(brokers: list[Role]) -> int:
-    return sum(one.metric("popmq_waiting_receives") for one in brokers)
+    return sum(broker.metric("popmq_waiting_receives") for broker in brokers)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,11 @@ class Load:
             except PopmqError:
                 self.counts["receives refused"] += 1
                 continue
-            kept = [one for one in messages if one.system_properties.message_group not in STUCK]
+            kept = [
+                message
+                for message in messages
+                if message.system_properties.message_group not in STUCK
+            ]
             if kept:
                 held.append((time.monotonic(), kept))
             while held and held[0][0] <= time.monotonic() - hold_s:

@@ -1,4 +1,4 @@
-"""A backup as docs/operating.md has it: one broker's disk, copied while the group works.
+"""A backup as docs/how-to/back-up.md has it: one broker's disk, copied while the group works.
 
 The copy is what a power cut leaves.  It becomes a broker of its own in a cluster that has never
 heard of the others, with every message that was answered OK before; then two empty ones copy it.
@@ -82,6 +82,6 @@ async def _agreed(group: ReplicatedGroup) -> None:
 
 def _received(group: ReplicatedGroup, readers: str) -> set[str]:
     group.popmq("group", "create", readers)
-    wanted = str(MESSAGES)
-    told = group.popmq("recv", TOPIC, "--group", readers, "--count", wanted, "--wait", "5s")
-    return set(re.findall(r"id=([0-9A-F]+)", told))
+    expected = str(MESSAGES)
+    output = group.popmq("recv", TOPIC, "--group", readers, "--count", expected, "--wait", "5s")
+    return set(re.findall(r"id=([0-9A-F]+)", output))

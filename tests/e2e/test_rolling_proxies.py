@@ -58,24 +58,24 @@ def roll(folder: Path, rounds: int, *languages: str, each: int) -> None:
             cluster.broker.metric(f'popmq_messages_in_total{{topic="{topic}"}}')
             for topic in (TOPIC, LATER)
         )
-    sent = [one["name"] for client in clients for one in client.of("sent")]
-    failed = [one for client in clients for one in client.of("send_failed")]
+    sent = [manifest["name"] for client in clients for manifest in client.of("sent")]
+    failed = [manifest for client in clients for manifest in client.of("send_failed")]
     print(
         f"\n{len(restarts)} restarts of {len(cluster.proxies)} proxies, {len(clients)} clients on "
         f"{balancer.accepted} connections: {len(sent)} sent, {len(failed)} failed, {stored} stored"
     )
     for what in ("sent", "seen"):
-        gaps = [pause_ms(client, what, *one) for client in clients for one in restarts]
+        gaps = [pause_ms(client, what, *restart) for client in clients for restart in restarts]
         print(f"longest pause of a client between two {what}: {percentiles(gaps)}")
-    gaps = [pause_ms(None, "seen", *one, clients) for one in restarts]
+    gaps = [pause_ms(None, "seen", *restart, clients) for restart in restarts]
     print(f"longest pause in which nobody received: {percentiles(gaps)}")
     assert failed == []
     assert len(set(sent)) == len(sent)
     assert stored == len(sent), "a resend was stored again"
     for group in groups(clients).values():
-        got = {one["name"] for client in group for one in client.of("seen")}
+        got = {manifest["name"] for client in group for manifest in client.of("seen")}
         assert sorted(set(sent) - got) == []
-    assert [one["error"] for client in clients for one in client.of("ack_failed")] == []
+    assert [manifest["error"] for client in clients for manifest in client.of("ack_failed")] == []
 
 
 @contextmanager
@@ -136,21 +136,21 @@ def settle(clients: list[OfficialClient]) -> None:
         client.tell(op="quiet")
     for client in clients:
         client.wait(partial(has, client, "done", 1), "the last send", within_s=GOES_ON_S)
-    owed = {one["name"] for client in clients for one in client.of("sent")}
+    owed = {manifest["name"] for client in clients for manifest in client.of("sent")}
     for group in groups(clients).values():
         deadline_s = time.monotonic() + SETTLED_S
         for client in itertools.cycle(group):
-            if owed <= {one["name"] for each in group for one in each.of("acked")}:
+            if owed <= {manifest["name"] for each in group for manifest in each.of("acked")}:
                 break
             assert time.monotonic() < deadline_s, f"{client.name}: not all was acknowledged"
             client.comes(partial(has, client, "acked", client.count("acked") + 1), within_s=0.2)
 
 
 def groups(clients: list[OfficialClient]) -> dict[str, list[OfficialClient]]:
-    found: dict[str, list[OfficialClient]] = {}
+    official_clients: dict[str, list[OfficialClient]] = {}
     for client in clients:
-        found.setdefault(client.name.split("-")[0], []).append(client)
-    return found
+        official_clients.setdefault(client.name.split("-")[0], []).append(client)
+    return official_clients
 
 
 def pause_ms(
@@ -161,7 +161,7 @@ def pause_ms(
     clients: list[OfficialClient] | None = None,
 ) -> int:
     """The longest time around a restart between two such events, of one client or of all."""
-    found = [client] if client is not None else clients or []
-    at = sorted(one["at_ms"] for each in found for one in each.of(what))
+    official_clients = [client] if client is not None else clients or []
+    at = sorted(manifest["at_ms"] for each in official_clients for manifest in each.of(what))
     at = [ms for ms in at if began_ms - 1_000 <= ms <= ended_ms + 1_000]
     return max((later - sooner for sooner, later in itertools.pairwise(at)), default=0)

@@ -17,7 +17,6 @@ import grpc
 import pytest
 from e2e.crash_ledger import Ack, CrashReport, Seen, check_crashes
 from e2e.earlier import BEFORE_INCARNATIONS, earlier_tree, run_current, run_earlier
-from e2e.ledger import table
 from e2e.official import PYTHON_MS_PER_MIB, Scenario, launch_python
 from e2e.payloads import PYTHON_MAX_BODY
 from e2e.processes import Cluster, Role
@@ -41,7 +40,7 @@ OLD_MASTER_S = 20.0
 LONGEST_GAP_S = 5.0
 DRAIN_S = 60.0
 
-pytestmark = [pytest.mark.heavy, pytest.mark.alone]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.timeout(360)
@@ -89,6 +88,7 @@ def test_a_group_of_three_is_upgraded_under_load_and_keeps_every_store(tmp_path:
         pytest.param(1, marks=pytest.mark.long, id="old follower"),
     ],
 )
+@pytest.mark.alone  # what comes back 5 s late is a fault, and a busy machine makes it late
 @pytest.mark.timeout(240)
 def test_old_and_new_proxies_and_broker_groups_serve_official_clients_together(
     tmp_path: Path, older: int
@@ -111,9 +111,15 @@ def test_old_and_new_proxies_and_broker_groups_serve_official_clients_together(
         outcome = scenario.run(cluster, tmp_path)
         for sender, receiver in itertools.permutations(cluster.endpoints):
             every_kind(sender, receiver)
-    print(f"\nofficial Python client, mixed versions, seed {seed}\n{table(outcome.reports)}")
-    assert outcome.errors == []
-    assert [report.faults for report in outcome.reports] == [[], [], []]
+        old_proxy, new_proxy = cluster.endpoints
+        with Client(new_proxy) as client:
+            clients = client.call_admin(admin.ListClientsRequest(), admin.ListClientsReply)
+            group = client.groups()[0].name
+        watched = cluster.popmq("lag", "--watch", "--group", group)
+    assert clients.incomplete.startswith(f"broker broker-{'ab'[older]}: frame kind ")
+    assert "not everything: " in watched
+    assert f"{old_proxy} does not serve ListClients: its popmq is too old" in watched
+    outcome.check(f"official Python client, mixed versions, seed {seed}", sent=100)
 
 
 def every_kind(sender: str, receiver: str) -> None:
@@ -273,7 +279,8 @@ class Load:
         end = time.monotonic() + DRAIN_S
         while time.monotonic() < end:
             settled = [
-                {one.message_id for one in seen if one.ack is Ack.OK} for seen in self.seen.values()
+                {seen_message.message_id for seen_message in seen if seen_message.ack is Ack.OK}
+                for seen in self.seen.values()
             ]
             if all(set(self.sent_ok) <= ids for ids in settled):
                 break

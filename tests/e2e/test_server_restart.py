@@ -88,12 +88,14 @@ def goes_on(client: OfficialClient, back_ms: int) -> str:
     client.wait(partial(sent_after, client, back_ms), "a send after it", within_s=max(left_s, 0.1))
     acknowledged = partial(new_ack_ms, client, back_ms)
     client.wait(lambda: acknowledged() > 0, "an ack after it", within_s=max(left_s, 0.1))
-    sent_ms = min(one["at_ms"] for one in client.of("sent") if one["at_ms"] > back_ms)
+    sent_ms = min(
+        manifest["at_ms"] for manifest in client.of("sent") if manifest["at_ms"] > back_ms
+    )
     return f"sent after {sent_ms - back_ms}, acknowledged after {acknowledged()}"
 
 
 def new_ack_ms(client: OfficialClient, back_ms: int) -> int:
     """How long after it the first message that was sent after it was acknowledged; 0: not yet."""
-    new = {one["name"] for one in client.of("sent") if one["begun_ms"] > back_ms}
-    at = [one["at_ms"] for one in client.of("acked") if one["name"] in new]
+    new = {manifest["name"] for manifest in client.of("sent") if manifest["begun_ms"] > back_ms}
+    at = [manifest["at_ms"] for manifest in client.of("acked") if manifest["name"] in new]
     return min(at) - back_ms if at else 0

@@ -33,8 +33,8 @@ def seen(
     place: int = 0,
     wait_ms: int = 0,
 ) -> Seen:
-    made = [Call(op, at_ms + 10, wait_ms, code) for op, code in calls]
-    return Seen(message_id, attempt, by, receive, place, at_ms, at_ms, made)
+    new_calls = [Call(op, at_ms + 10, wait_ms, code) for op, code in calls]
+    return Seen(message_id, attempt, by, receive, place, at_ms, at_ms, new_calls)
 
 
 def check(

@@ -1,8 +1,10 @@
 """`popmq up --groups N`: a cluster of real processes, supervised; whoever is killed."""
 
+import asyncio
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,9 @@ from e2e.processes import RoleFailed, tail
 
 from popmq.cli.client import Client
 from popmq.common.errors import PopmqError
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, ProcessRole
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 
@@ -58,7 +63,7 @@ def received(client: Client, count: int) -> list[str]:
             wait_ms=500,
             invisible_ms=20_000,
         )
-        bodies += [one.body.decode() for one in got]
+        bodies += [item.body.decode() for item in got]
         if got:
             client.ack("g", "orders", got)
     return bodies
@@ -79,7 +84,7 @@ def groups_known(client: Client) -> int:
 def test_two_groups_run_as_processes_and_a_killed_broker_comes_back(tmp_path: Path) -> None:
     with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
         client.topic(admin.CreateTopicRequest(topic=admin.Topic(name="orders", queues=4)))
-        assert sorted(one["name"] for one in many.state["processes"]) == [
+        assert sorted(process["name"] for process in many.state["processes"]) == [
             "broker-a-0",
             "broker-b-0",
             "controller",
@@ -102,6 +107,49 @@ def test_two_groups_run_as_processes_and_a_killed_broker_comes_back(tmp_path: Pa
         # The log of each ends with a clean stop.
         last = (many.data / "logs" / f"{name}.log").read_text().splitlines()[-1]
         assert json.loads(last)["event"] == "stopped"
+
+
+async def asked_without_the_secret(address: str) -> str:
+    hello = Hello(role=ProcessRole.BROKER, name="made-up", cluster="popmq")
+    port = FramePort(address, hello, peer_name=address)
+    port.start()
+    try:
+        await call(port, Kind.FETCH, b"", 5_000)
+    except PopmqError as refusal:
+        return str(refusal)
+    finally:
+        await port.close()
+    return "answered"
+
+
+def test_processes_of_one_machine_speak_over_private_sockets_and_prove_the_secret(
+    tmp_path: Path,
+) -> None:
+    with Many(tmp_path, "--replicas", "2") as many:
+        frames = [
+            where
+            for process in many.state["processes"]
+            for key, where in process["listens"].items()
+            if key in ("broker.listen", "controller.listen")
+        ]
+        assert len(frames) == 3
+        for where in frames:
+            path = Path(where.removeprefix("unix:"))
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            refusal = asyncio.run(asked_without_the_secret(where))
+            assert "offers no proof of the cluster's secret" in refusal
+
+
+def test_a_data_folder_with_a_long_name_has_its_sockets_elsewhere(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    with Many(deep, "--groups", "2") as many:
+        where = many.process("controller")["listens"]["controller.listen"]
+        elsewhere = Path(where.removeprefix("unix:")).parent
+        assert len(where) < 100
+        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
+    assert not elsewhere.exists()
 
 
 @pytest.mark.heavy
@@ -155,7 +203,7 @@ def test_a_folder_of_another_shape_is_refused(tmp_path: Path) -> None:
         assert len(many.pids()) == 4
     for arguments, why in (
         ((), r"holds 2 broker groups of 1: start it with --groups 2 --replicas 1"),
-        (("--groups", "27"), r"--groups 27: 1 to 26"),
+        (("--groups", "27"), r"'27' is not a number from 1 to 26"),
         (("--replicas", "2"), r"would leave some of them out"),
     ):
         other = Many(tmp_path, *arguments)

@@ -25,8 +25,8 @@ def test_system_topics_can_be_read_and_others_are_refused_in_words(tmp_path: Pat
         delayed = json.loads(up.popmq("send", "later", "then", "--delay", "1h", "--json"))
 
         meta = shown(up, "rmq_sys_meta", "--queue", "0", "--offset", "0", "--limit", "64")
-        fields = [one["fields"] for one in meta]
-        names = [one["topic"]["name"] for one in fields if "topic" in one]  # type: ignore[operator,index]
+        fields = [manifest["fields"] for manifest in meta]
+        names = [field["topic"]["name"] for field in fields if "topic" in field]  # type: ignore[operator,index]
         assert {"orders", "later"} <= set(names)
         assert {"record": "META", "receipt_key": "not shown"} in fields
         since = shown(up, "rmq_sys_meta", "--queue", "0", "--time", str(meta[-1]["stored_ms"]))
@@ -40,7 +40,7 @@ def test_system_topics_can_be_read_and_others_are_refused_in_words(tmp_path: Pat
                     "rmq_sys_REVIVE_LOG_popmq",
                     *("--queue", str(queue), "--offset", "0", "--limit", "64"),
                 )
-        kinds = [one["fields"]["kind"] for one in revive]  # type: ignore[index]
+        kinds = [manifest["fields"]["kind"] for manifest in revive]  # type: ignore[index]
         assert sorted(kinds) == ["ack", "check_point"]
 
         (timer,) = shown(up, "rmq_sys_wheel_timer", str(delayed["message_id"]))

@@ -68,12 +68,12 @@ def test_each_timer_is_delivered_once_and_not_before_its_time_though_the_broker_
     stored = Counter(number for number, *_ in map(taken_apart, run.audited))
     assert [number for number in range(timers) if stored[number] != 1] == []
     assert stored.total() == timers
-    assert {one.attempt for one in run.audited} == {1}
-    assert [one for one in run.audited if one.stored_ms < taken_apart(one)[1]] == []
+    assert {delivery.attempt for delivery in run.audited} == {1}
+    assert [item for item in run.audited if item.stored_ms < taken_apart(item)[1]] == []
 
     assert [late for _, late in run.lateness if late < 0] == []
-    places = {(one.queue_id, one.queue_offset) for one in run.audited}
-    assert {(one.queue_id, one.queue_offset) for one in run.live} <= places
+    places = {(item.queue_id, item.queue_offset) for item in run.audited}
+    assert {(item.queue_id, item.queue_offset) for item in run.live} <= places
 
 
 @dataclass(slots=True)
@@ -106,12 +106,12 @@ class Run:
     def table(self) -> str:
         """Of deliveries as the live group saw them, in the broker's and the client's clock."""
         outside, stored = [], []
-        for one, (due_ms, late_ms) in zip(self.live, self.lateness, strict=True):
+        for delivery, (due_ms, late_ms) in zip(self.live, self.lateness, strict=True):
             if not any(
                 killed - SETTLED_MS < due_ms < ready + SETTLED_MS for killed, ready in self.outages
             ):
                 outside.append(late_ms)
-                stored.append(one.stored_ms - due_ms)
+                stored.append(delivery.stored_ms - due_ms)
         restarts = ", ".join(f"{(ready - killed) / 1000:.2f} s" for killed, ready in self.outages)
         return "\n".join(
             (
@@ -132,8 +132,8 @@ class Run:
                 entries = [entry(first + at, due_ms) for at, due_ms in enumerate(due)]
                 request = hop.encode_put(PutRequest(TOPIC, entries))
                 results = hop.decode_put_reply(await call(port, Kind.PUT, request, CALL_MS))
-                assert [(one.code, one.due_ms) for one in results] == [
-                    (Code.OK, one) for one in due
+                assert [(result.code, result.due_ms) for result in results] == [
+                    (Code.OK, number) for number in due
                 ]
 
         async with asyncio.TaskGroup() as tasks:
@@ -153,24 +153,24 @@ class Run:
     async def _receive_loop(self, port: FramePort) -> None:
         while self._receiving:
             try:
-                found = await pop(port, TOPIC, LIVE, POLL_MS)
+                deliveries = await pop(port, TOPIC, LIVE, POLL_MS)
             except PopmqError:
                 await asyncio.sleep(PAUSE_S)
                 continue
             now_ms = wall_ms()
-            self.live += found
-            self.lateness += [(due, now_ms - due) for _, due in map(taken_apart, found)]
-            if found:
-                await self._ack(port, found)
+            self.live += deliveries
+            self.lateness += [(due, now_ms - due) for _, due in map(taken_apart, deliveries)]
+            if deliveries:
+                await self._ack(port, deliveries)
 
-    async def _ack(self, port: FramePort, found: list[Delivery]) -> None:
+    async def _ack(self, port: FramePort, deliveries: list[Delivery]) -> None:
         """An ack that a kill takes away harms nobody: the message is invisible for hours."""
-        acks = hop.encode_ack(AckRequest(TOPIC, LIVE, [one.handle for one in found]))
+        acks = hop.encode_ack(AckRequest(TOPIC, LIVE, [delivery.handle for delivery in deliveries]))
         try:
             results = hop.decode_ack_reply(await call(port, Kind.ACK, acks, CALL_MS))
         except PopmqError:
             return
-        assert {one.code for one in results} == {Code.OK}
+        assert {result.code for result in results} == {Code.OK}
 
     async def _audit(self, port: FramePort) -> None:
         """Once the port is connected again: the last start may have been a moment ago."""
@@ -179,8 +179,8 @@ class Run:
             await asyncio.sleep(PAUSE_S)
 
         async def receive() -> None:
-            while found := await pop(port, TOPIC, AUDITOR, 0):
-                self.audited += found
+            while deliveries := await pop(port, TOPIC, AUDITOR, 0):
+                self.audited += deliveries
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(POPS):
@@ -190,7 +190,7 @@ class Run:
     async def _port(self) -> AsyncIterator[FramePort]:
         """The broker over its unix socket."""
         address = f"unix:{self.broker.folder}/data/frames.sock"
-        port = FramePort(address, Hello(role=FrameRole.TOOL, name="timers", cluster="popmq"))
+        port = FramePort(address, Hello(role=FrameRole.PROXY, name="timers", cluster="popmq"))
         port.start()
         try:
             yield port
@@ -200,8 +200,8 @@ class Run:
 
 async def create(port: FramePort) -> None:
     topic = pb.CreateTopicRequest(topic=pb.Topic(name=TOPIC, queues=8, type="delay"))
-    made = await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), CALL_MS)
-    assert pb.TopicReply.FromString(made).status.code == Code.OK
+    new_call = await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), CALL_MS)
+    assert pb.TopicReply.FromString(new_call).status.code == Code.OK
     for name in (LIVE, AUDITOR):
         group = pb.CreateGroupRequest(group=pb.Group(name=name, type="normal", start_at="oldest"))
         await call(port, Kind.CREATE_GROUP, group.SerializeToString(), CALL_MS)

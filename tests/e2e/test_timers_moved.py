@@ -17,8 +17,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import Client
 from popmq.cli.drain import look
-from popmq.common.drain_remainder import DrainRemainder
 from popmq.common.errors import Code, PopmqError
+from popmq.common.protocol.drain_remainder import DrainRemainder
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
@@ -89,15 +89,15 @@ def kill_while_it_moves(client: Client, many: Many) -> None:
         before = many.process(name)
         os.kill(before["pid"], signal.SIGKILL)
 
-        def is_back(one: str = name, starts: int = before["starts"]) -> bool:
-            return bool(many.process(one)["starts"] > starts)
+        def is_back(text: str = name, starts: int = before["starts"]) -> bool:
+            return bool(many.process(text)["starts"] > starts)
 
         until(f"{name} back", is_back, many)
 
 
 def receive_all(client: Client, count: int, until_s: float) -> Counter[str]:
-    found: Counter[str] = Counter()
-    while sum(found.values()) < count and time.time() < until_s:
+    counters: Counter[str] = Counter()
+    while sum(counters.values()) < count and time.time() < until_s:
         got = client.receive(
             "g",
             api.MessageQueue(topic=api.Resource(name="later")),
@@ -105,10 +105,10 @@ def receive_all(client: Client, count: int, until_s: float) -> Counter[str]:
             wait_ms=500,
             invisible_ms=60_000,
         )
-        found.update(one.system_properties.message_id for one in got)
+        counters.update(message.system_properties.message_id for message in got)
         if got:
             client.ack("g", "later", got)
-    return found
+    return counters
 
 
 def _remove(data: Path, group: str) -> None:
@@ -130,12 +130,14 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         Many(tmp_path, "--groups", "3", settings=settings) as many,
         Client(many.ready.endpoint) as client,
     ):
-        wanted = admin.Topic(name="later", type="delay", queues=4)
-        client.topic(admin.CreateTopicRequest(topic=wanted))
+        topic = admin.Topic(name="later", type="delay", queues=4)
+        client.topic(admin.CreateTopicRequest(topic=topic))
         client.group(admin.CreateGroupRequest(group=admin.Group(name="g")))
         due_s = int(time.time() + DUE_S)
         handles = send_all(client, due_s)
-        of_c = [one for one, at in handles.items() if RecallHandle.decode(at).broker == "broker-c"]
+        of_c = [
+            handle for handle, at in handles.items() if RecallHandle.decode(at).broker == "broker-c"
+        ]
         assert len(of_c) > 100
         client.call_admin(admin.DrainRequest(group="broker-c"), admin.DrainReply)
         kill_while_it_moves(client, many)
@@ -155,13 +157,13 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         assert left_s > 15
     _remove(many.data, "broker-c")
     with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
-        for one in of_c[:RECALLED]:
-            reply = recall(many.ready.endpoint, handles[one])
-            assert (Code(reply.status.code), reply.message_id) == (Code.OK, one)
+        for item in of_c[:RECALLED]:
+            reply = recall(many.ready.endpoint, handles[item])
+            assert (Code(reply.status.code), reply.message_id) == (Code.OK, item)
         assert time.time() < due_s
         assert receive_all(client, 1, due_s - 0.5) == Counter()
         expected = handles.keys() - set(of_c[:RECALLED])
-        found = receive_all(client, len(expected), due_s + WAIT_S)
-        found += receive_all(client, 1, time.time() + 3)
-        assert found == Counter(expected)
+        result = receive_all(client, len(expected), due_s + WAIT_S)
+        result += receive_all(client, 1, time.time() + 3)
+        assert result == Counter(expected)
         assert time.time() >= due_s

@@ -129,18 +129,23 @@ def test_each_transaction_has_its_one_end_whoever_is_killed(
         with producers[0], producers[1]:
             killed = kill_about(cluster, producers, dice, kills)
             rest_s = max(120, count / 20)
-            wait_for(lambda: all(one.finished for one in producers), rest_s, "the producers")
-        last = Producer("three", tmp_path, cluster.endpoints[0], range(0), program)
+            wait_for(
+                lambda: all(producer.finished for producer in producers), rest_s, "the producers"
+            )
+        # It is asked about the others' half messages once it has sent one of its own.
+        last = Producer("three", tmp_path, cluster.endpoints[0], range(count, count + 1), program)
+        producers.append(last)
         with last:
+            wait_for(lambda: last.finished, SETTLED_S, "the last producer's transaction")
             wait_for(
                 lambda: cluster.broker.metric("popmq_half_messages") == 0,
                 SETTLED_S,
                 "an end of every half message",
             )
         seen = audit(cluster.endpoints[1])
-    said = [line for one in producers for line in one.said()]
+    lines = [line for producer in producers for line in producer.said()]
     by_what = {
-        what: {number for word, number in said if word == what}
+        what: {number for word, number in lines if word == what}
         for what in (TRIED, SENT, ENDED, FAILED)
     }
     print(
@@ -148,7 +153,7 @@ def test_each_transaction_has_its_one_end_whoever_is_killed(
         f"{len(by_what[ENDED])} ended by their producers, {len(by_what[FAILED])} failed; "
         f"killed {dict(sorted(Counter(killed).items()))}; {len(seen)} messages delivered"
     )
-    assert len(by_what[TRIED]) == count
+    assert len(by_what[TRIED]) == count + 1
     wrong = {number for number in seen if not is_committed(number)}
     assert wrong == set(), "rolled back, or never ended, and seen"
     missing = {number for number in by_what[SENT] if is_committed(number)} - set(seen)
@@ -169,7 +174,7 @@ def program_of(language: str) -> list[str]:
 def database_in(folder: Path) -> Path:
     """What becomes of each number, for producers in other languages."""
     path = folder / "database.json"
-    numbers = range(10_000)
+    numbers = range(10_001)
     decided = {
         "committed": list(filter(is_committed, numbers)),
         "forgotten": list(filter(is_forgotten, numbers)),
@@ -186,7 +191,7 @@ def kill_about(
     order = [*kinds, *(dice.choice(kinds) for _ in range(kills - len(kinds)))]
     dice.shuffle(order)
     begun = 0
-    apart = max(5, sum(len(one._numbers) for one in producers) // (2 * kills))
+    apart = max(5, sum(len(producer._numbers) for producer in producers) // (2 * kills))
     for kind in order:
         # Between kills some transactions are begun, so that each meets some on their way.
         target = begun + dice.randrange(5, apart + 1)
@@ -203,13 +208,13 @@ def kill_about(
             producer.kill9()
             producer.start()
         begun = tried(producers)
-        if begun >= sum(len(one._numbers) for one in producers) - 10:
+        if begun >= sum(len(producer._numbers) for producer in producers) - 10:
             break
     return order
 
 
 def tried(producers: list[Producer]) -> int:
-    return sum(what == TRIED for one in producers for what, _ in one.said())
+    return sum(what == TRIED for producer in producers for what, _ in producer.said())
 
 
 def wait_for(done: object, within_s: float, what: str) -> None:
@@ -227,11 +232,11 @@ def audit(endpoint: str) -> Counter[int]:
     empty = 0
     while empty < 3:
         try:
-            found = calls.receive(TOPIC, AUDITOR, wait="300ms", invisible="300s")
+            messages = calls.receive(TOPIC, AUDITOR, wait="300ms", invisible="300s")
         except PopmqError:
             continue
-        empty = 0 if found else empty + 1
-        for one in found:
-            assert one.attempt == 1
-            seen[int(one.body)] += 1
+        empty = 0 if messages else empty + 1
+        for message in messages:
+            assert message.attempt == 1
+            seen[int(message.body)] += 1
     return seen

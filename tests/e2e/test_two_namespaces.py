@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from e2e.ledger import table
 from e2e.official import (
     PYTHON_MS_PER_MIB,
     Launch,
@@ -20,7 +19,7 @@ from e2e.processes import Cluster
 COUNT = 60
 SEEDS = {"eu": 20_261_122, "us": 20_261_123}
 
-pytestmark = [pytest.mark.heavy, pytest.mark.alone]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_clients_of_two_namespaces_get_their_own_messages_and_no_others(
             max_body=64 << 10,
             client_ms_per_mib=0 if language == "node" else PYTHON_MS_PER_MIB,
             namespace=namespace,
-            late_ms=2_000,  # eight clients share two processors: this is about whose they are
+            late_ms=5_000,  # this is about whose they are; punctuality has tests of its own
         )
         return scenario.run(cluster, tmp_path / namespace)
 
@@ -55,8 +54,5 @@ def test_clients_of_two_namespaces_get_their_own_messages_and_no_others(
         topics = cluster.popmq("topic", "list")
 
     for namespace, outcome in outcomes.items():
-        print(f"\nnamespace {namespace}, seed {SEEDS[namespace]}\n{table(outcome.reports)}")
         assert f"{namespace}%official" in topics
-        assert outcome.errors == []
-        assert [report.faults for report in outcome.reports] == [[], [], []]
-        assert [report.sent for report in outcome.reports] == [COUNT] * 3
+        outcome.check(f"namespace {namespace}, seed {SEEDS[namespace]}", sent=COUNT)

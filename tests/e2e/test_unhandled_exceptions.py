@@ -47,7 +47,9 @@ EVERY_DAY = ("call_soon", "signal handler", "task", "completion: flusher", "work
 
 def some_heavy(*failures: str) -> list[ParameterSet]:
     heavy = pytest.mark.heavy
-    return [pytest.param(one, marks=[] if one in EVERY_DAY else [heavy]) for one in failures]
+    return [
+        pytest.param(failure, marks=[] if failure in EVERY_DAY else [heavy]) for failure in failures
+    ]
 
 
 def planted(failure: str) -> dict[str, str]:

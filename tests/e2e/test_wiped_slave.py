@@ -30,7 +30,8 @@ DRAINED_S = 60.0
 INVISIBLE_MS = 300_000
 CONSUMING = 2
 
-pytestmark = pytest.mark.heavy
+# Alone: it sends at a rate that a busy machine cannot keep.
+pytestmark = [pytest.mark.heavy, pytest.mark.alone]
 
 
 @pytest.mark.timeout(400)
@@ -66,7 +67,9 @@ class Run:
     async def drive(self) -> None:
         async with GroupClient(self.group.address) as client:
             state = await client.in_sync(3)
-            slave = next(one for one in self.group.brokers if one is not self.group.master(state))
+            slave = next(
+                broker for broker in self.group.brokers if broker is not self.group.master(state)
+            )
             await client.ask(Kind.PUT, put(TOPIC, b"first"))
             for _ in range(FILL_BYTES // 900_000):
                 await client.ask(Kind.PUT, put(FILLER, bytes(900_000)))
@@ -114,7 +117,7 @@ class Run:
         self.catching_up = self.flow.take()
         assert (self.group.data(slave) / "identity").read_text() != identity
         state = await client.state()
-        self.copied_bytes = max(one.end for one in state.members)
+        self.copied_bytes = max(member.end for member in state.members)
 
     async def _dropped(self, client: GroupClient) -> list[float]:
         """Until the set is smaller, and what waited for that was answered."""
@@ -130,15 +133,15 @@ class Run:
         request = hop.encode_pop(PopRequest(TOPIC, CONSUMERS, CONSUMERS, 32, INVISIBLE_MS, 500))
         async with GroupClient(self.group.address) as client:
             while self._consuming:
-                found = hop.decode_pop_reply(await client.once(Kind.POP, request)).deliveries
-                if not found:
+                deliveries = hop.decode_pop_reply(await client.once(Kind.POP, request)).deliveries
+                if not deliveries:
                     continue
-                self.again += sum(one.head in self.received for one in found)
-                self.received |= {one.head for one in found}
+                self.again += sum(delivery.head in self.received for delivery in deliveries)
+                self.received |= {delivery.head for delivery in deliveries}
                 self._news.set()
-                acks = AckRequest(TOPIC, CONSUMERS, [one.handle for one in found])
+                acks = AckRequest(TOPIC, CONSUMERS, [delivery.handle for delivery in deliveries])
                 reply = await client.once(Kind.ACK, hop.encode_ack(acks))
-                assert {one.code for one in hop.decode_ack_reply(reply)} == {Code.OK}
+                assert {result.code for result in hop.decode_ack_reply(reply)} == {Code.OK}
 
     async def _drained(self) -> None:
         async with asyncio.timeout(DRAINED_S):
@@ -161,8 +164,8 @@ class Flow:
 
     def take(self) -> list[float]:
         """Latencies (ms) of what was answered since the last time."""
-        found, self._latencies = self._latencies, []
-        return found
+        results, self._latencies = self._latencies, []
+        return results
 
     async def send(self) -> None:
         master = await self._client.master()

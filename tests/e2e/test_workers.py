@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 import pytest
-from e2e.processes import READY_S, Cluster, Role, role_environment
+from e2e.processes import READY_S, Cluster, Role, role_environment, run_command
+from programs import run_program
 
 from popmq.cli.client import Client
 from popmq.common.errors import Code
@@ -52,12 +53,12 @@ def is_gone(pid: int) -> bool:
 def beat(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> int:
     """A heartbeat over a connection of its own; the code of the answer."""
     options = [("grpc.use_local_subchannel_pool", 1)]
-    made: Any = (
+    secure_channel: Any = (
         grpc.secure_channel(endpoint, credentials, options=options)
         if credentials
         else grpc.insecure_channel(endpoint, options=options)
     )
-    with made as channel:
+    with secure_channel as channel:
         call = channel.unary_unary(MESSAGING + "Heartbeat")
         answer = service.HeartbeatResponse.FromString(call(b"", metadata=ME, timeout=10))
     return int(answer.status.code)
@@ -67,6 +68,7 @@ def calls(role: Role, worker: int) -> int:
     return role.metric(f'popmq_proxy_lean_calls_total{{worker="{worker}"}}')
 
 
+@pytest.mark.more
 def test_connections_are_shared_out_and_one_page_shows_every_worker(tmp_path: Path) -> None:
     with up(tmp_path) as role:
         roots = (role.folder / "data" / "tls" / "certificate.pem").read_bytes()
@@ -108,9 +110,11 @@ def test_messages_pass_whoever_takes_the_call_and_a_worker_that_dies_comes_back(
         queue = pb.MessageQueue(topic=pb.Resource(name="hello"), id=-1)
         got: set[bytes] = set()
         while got < sent:
-            for one in client.receive("g", queue, limit=32, wait_ms=5_000, invisible_ms=60_000):
-                client.ack("g", "hello", [one])
-                got.add(one.body)
+            for delivery in client.receive(
+                "g", queue, limit=32, wait_ms=5_000, invisible_ms=60_000
+            ):
+                client.ack("g", "hello", [delivery])
+                got.add(delivery.body)
         client.close()
         assert got == sent
 
@@ -123,8 +127,8 @@ def poll(endpoint: str, answers: list[Any]) -> None:
     )
     request.long_polling_timeout.seconds = 20
     request.invisible_duration.seconds = 60
-    made: Any = grpc.insecure_channel(endpoint)
-    with made as channel:
+    insecure_channel: Any = grpc.insecure_channel(endpoint)
+    with insecure_channel as channel:
         call = channel.unary_stream(MESSAGING + "ReceiveMessage")
         parts = list(call(request.SerializeToString(), metadata=ME, timeout=60))
     answers.append(service.ReceiveMessageResponse.FromString(parts[0]).status.code)
@@ -148,13 +152,13 @@ def test_sigterm_answers_who_waits_at_every_worker_and_leaves_nobody_behind(
         polls = [
             threading.Thread(target=poll, args=(role.ready.endpoint, answers)) for _ in range(8)
         ]
-        for one in polls:
-            one.start()
+        for item in polls:
+            item.start()
         until(lambda: waiting(role) == 8)
         workers = children(role.pid)
         role.terminate()
-        for one in polls:
-            one.join(20)
+        for item in polls:
+            item.join(20)
         assert answers == [Code.MESSAGE_NOT_FOUND] * 8
         assert all(map(is_gone, workers))
 
@@ -174,30 +178,25 @@ def test_a_port_that_somebody_has_is_refused_also_if_it_is_shared_there(tmp_path
         port = role.ready.endpoint.rpartition(":")[2]
         for workers in ("1", "2"):
             flags = ["--data", "other", "--port", port, "--http-port", "0", "--workers", workers]
-            done = subprocess.run(
+            done = run_program(
                 [sys.executable, "-m", "popmq.cli", "up", *flags],
                 cwd=tmp_path,
                 env=role_environment({}),
-                capture_output=True,
-                text=True,
                 timeout=READY_S,
-                check=False,
             )
             assert done.returncode == 1
             assert f"cannot listen on 127.0.0.1:{port}: another process does" in done.stderr
             assert done.stdout == ""
 
 
+@pytest.mark.more
 def test_a_worker_that_cannot_start_is_the_end_of_the_role(tmp_path: Path) -> None:
     settings = {"POPMQ_PROXY_TLS_CERTIFICATE": "absent.pem", "POPMQ_PROXY_TLS_KEY": "absent.pem"}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "popmq.cli", "proxy", "--workers", "2"],
         cwd=tmp_path,
         env=role_environment({**settings, "POPMQ_PROXY_LISTEN": "127.0.0.1:0"}),
-        capture_output=True,
-        text=True,
         timeout=READY_S,
-        check=False,
     )
     assert done.returncode == 1
     assert "proxy.tls_certificate = absent.pem: No such file" in done.stderr
@@ -217,3 +216,17 @@ def test_a_proxy_of_a_cluster_may_have_workers(tmp_path: Path, killed: bool) -> 
             until(lambda: proxy.metric("popmq_proxy_workers") == 2)
         cluster.popmq("send", "orders", "first message")
         assert "first message" in cluster.popmq("recv", "orders", "--group", "g", "--ack")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("flags", [(), ("--admin-port", "0")])
+def test_workers_share_the_admin_port_so_commands_do_not_notice_that_one_dies(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with up(tmp_path, *flags) as role:
+        for worker in children(role.pid)[:2]:
+            until(lambda: role.metric("popmq_proxy_workers") == 2)
+            os.kill(worker, signal.SIGKILL)
+            until(lambda worker=worker: is_gone(worker))  # type: ignore[misc]
+            printed = run_command(role.ready.endpoint, tmp_path, "topic", "list")
+            assert "no topic" in printed

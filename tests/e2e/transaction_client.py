@@ -43,8 +43,8 @@ class Checker(TransactionChecker):  # type: ignore[misc]  # it has no types
 
 
 def _resolution(number: int) -> Any:
-    wanted = TransactionResolution
-    return wanted.COMMIT if is_committed(number) else wanted.ROLLBACK
+    expected = TransactionResolution
+    return expected.COMMIT if is_committed(number) else expected.ROLLBACK
 
 
 class Journal:

@@ -41,8 +41,8 @@ class Load:
         self._endpoint = endpoint
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._guarded, args=(one,))
-            for one in (self._send, self._consume, self._forget)
+            threading.Thread(target=self._guarded, args=(item,))
+            for item in (self._send, self._consume, self._forget)
         ]
         self.failures: list[BaseException] = []
 
@@ -85,7 +85,7 @@ class Load:
         """Half of its messages come back when their time is over, and are dead."""
         while not self._over.is_set():
             got = self._receive(client, "forgets", "orders", 1_000)
-            even = [one for one in got if one.system_properties.message_id[-1] in "02468"]
+            even = [item for item in got if item.system_properties.message_id[-1] in "02468"]
             if even:
                 client.ack("forgets", "orders", even)
 

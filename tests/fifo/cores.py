@@ -8,10 +8,10 @@ from popmq.testing.harness.core_broker import CoreBroker
 
 
 def made_core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders", type=MessageType.MIXED)
-    made.group("g", type=GroupType.FIFO)
-    return made
+    broker = CoreBroker()
+    broker.topic("orders", type=MessageType.MIXED)
+    broker.group("g", type=GroupType.FIFO)
+    return broker
 
 
 def send(core: CoreBroker, *names: str, queue_id: int = 0, tag: str = "") -> None:
@@ -22,11 +22,11 @@ def send(core: CoreBroker, *names: str, queue_id: int = 0, tag: str = "") -> Non
 
 
 def names(deliveries: list[Delivery]) -> list[str]:
-    return [one.head.decode() for one in deliveries]
+    return [delivery.head.decode() for delivery in deliveries]
 
 
 def attempts(deliveries: list[Delivery]) -> list[tuple[str, int]]:
-    return [(one.head.decode(), one.attempt) for one in deliveries]
+    return [(delivery.head.decode(), delivery.attempt) for delivery in deliveries]
 
 
 def receive(core: CoreBroker, *, limit: int = 32, invisible_ms: int = 60_000) -> list[Delivery]:
@@ -34,15 +34,15 @@ def receive(core: CoreBroker, *, limit: int = 32, invisible_ms: int = 60_000) ->
 
 
 def ack(core: CoreBroker, *deliveries: Delivery) -> None:
-    results = core.ack("orders", "g", *(one.handle for one in deliveries))
+    results = core.ack("orders", "g", *(delivery.handle for delivery in deliveries))
     assert [result.code for result in results] == [Code.OK] * len(deliveries)
 
 
 def progress(core: CoreBroker, queue_id: int = 0, group: str = "g") -> FifoProgress:
     topic, config = core.broker.registry.topic("orders"), core.broker.registry.group(group)
-    found = core.broker.table.progress(config.id, topic.id, queue_id)
-    assert isinstance(found, FifoProgress)
-    return found
+    found_progress = core.broker.table.progress(config.id, topic.id, queue_id)
+    assert isinstance(found_progress, FifoProgress)
+    return found_progress
 
 
 def restart(core: CoreBroker) -> None:

@@ -100,28 +100,36 @@ class History:
             assert again == got, "the same attempt id, other deliveries"
 
     def ack(self) -> None:
-        places = [place for place, one in self.messages.items() if one.handle and not one.over]
+        places = [
+            place
+            for place, delivery in self.messages.items()
+            if delivery.handle and not delivery.over
+        ]
         for place in self.rng.sample(places, min(len(places), self.rng.randrange(1, 4))):
-            one = self.messages[place]
-            (result,) = self.core.ack("orders", "g", one.handle)
+            message = self.messages[place]
+            (result,) = self.core.ack("orders", "g", message.handle)
             if result.code == Code.OK:
-                one.over, one.doubtful = True, False
+                message.over, message.doubtful = True, False
             else:
-                assert one.until_ms <= self.now_ms or one.doubtful, result.message
-                one.handle = b""
+                assert message.until_ms <= self.now_ms or message.doubtful, result.message
+                message.handle = b""
 
     def change(self) -> None:
-        places = [place for place, one in self.messages.items() if one.handle and not one.over]
+        places = [
+            place
+            for place, delivery in self.messages.items()
+            if delivery.handle and not delivery.over
+        ]
         if not places:
             return
-        one = self.messages[self.rng.choice(places)]
+        message = self.messages[self.rng.choice(places)]
         invisible_ms = self.rng.choice((0, 500, 10_000))
         try:
-            one.handle = self.core.change("orders", "g", one.handle, invisible_ms)
-            one.until_ms = self.now_ms + invisible_ms
+            message.handle = self.core.change("orders", "g", message.handle, invisible_ms)
+            message.until_ms = self.now_ms + invisible_ms
         except InvalidReceiptHandle:
-            assert one.until_ms <= self.now_ms or one.doubtful
-            one.handle = b""
+            assert message.until_ms <= self.now_ms or message.doubtful
+            message.handle = b""
 
     def time(self) -> None:
         self.core.advance(self.rng.choice((50, 400, 3_000)))
@@ -132,12 +140,16 @@ class History:
 
     def cut(self) -> None:
         """The power goes while a request is under way; its answer was not seen."""
-        places = [place for place, one in self.messages.items() if one.handle and not one.over]
+        places = [
+            place
+            for place, delivery in self.messages.items()
+            if delivery.handle and not delivery.over
+        ]
         if places and self.rng.random() < 0.5:
-            one = self.messages[self.rng.choice(places)]
-            body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+            message = self.messages[self.rng.choice(places)]
+            body = hop.encode_ack(hop.AckRequest("orders", "g", [message.handle]))
             answer = self.core.ask(Kind.ACK, body, settle=False)
-            one.doubtful = True
+            message.doubtful = True
         else:
             answer = self.core.ask(Kind.POP, pop("orders", "g", invisible_ms=300), settle=False)
             self.in_doubt = True
@@ -148,8 +160,8 @@ class History:
         self.core.start()
         if self.in_doubt:
             self.core.advance(500)  # what the lost reply held is back
-            for one in self.messages.values():
-                one.doubtful = True  # of its attempt
+            for message in self.messages.values():
+                message.doubtful = True  # of its attempt
 
     def unpark(self) -> None:
         for key in self.parked():
@@ -168,15 +180,15 @@ class History:
         assert isinstance(progress, FifoProgress)
         if what is not UnparkAction.RESUME:
             for origin, offset in key.messages:
-                one = self.messages[(key.queue_id, origin)]
+                message = self.messages[(key.queue_id, origin)]
                 if offset not in progress.in_flight_offsets:
-                    one.over = True
+                    message.over = True
                 elif what is UnparkAction.DEAD_LETTER:
-                    one.doubtful = True  # as soon as it is not in flight any more
+                    message.doubtful = True  # as soon as it is not in flight any more
         topic = broker.registry.topic("orders")
         group = broker.registry.group("g")
         if broker.table.parked.find(group.id, topic.id, key.queue_id, key.name) is key:
-            broker.parking.set_action(group.id, key.parking_id, key.messages[0][1], what)
+            broker.fifo.parking.set_action(group.id, key.parking_id, key.messages[0][1], what)
         self.core.run_until_idle()
         self.core.run_steps()
 
@@ -185,22 +197,22 @@ class History:
     def take(self, got: list[Delivery], invisible_ms: int) -> None:
         for delivery in got:
             place = self.places[delivery.head]
-            one = self.messages[place]
-            assert not one.over, f"{place} was acked and came again"
-            assert one.until_ms <= self.now_ms, f"{place} came while it was invisible"
-            line = self.by_key[(place[0], one.key)]
+            message = self.messages[place]
+            assert not message.over, f"{place} was acked and came again"
+            assert message.until_ms <= self.now_ms, f"{place} came while it was invisible"
+            line = self.by_key[(place[0], message.key)]
             for earlier in line[: line.index(place)]:
                 before = self.messages[earlier]
                 fine = before.over or before.until_ms > self.now_ms or before.doubtful
                 fine = fine or before.attempts >= MAX_ATTEMPTS  # a dead letter
-                assert fine, f"{place} before {earlier}, both of {one.key}"
+                assert fine, f"{place} before {earlier}, both of {message.key}"
                 if not (before.over or before.doubtful) and before.until_ms > self.now_ms:
                     together = any(self.places[other.head] == earlier for other in got)
-                    assert together, f"{place} while {earlier} of {one.key} is in flight"
-            if not one.doubtful:
-                assert delivery.attempt == one.attempts + 1, f"attempt of {place}"
-            one.attempts, one.handle = delivery.attempt, delivery.handle
-            one.until_ms = self.now_ms + invisible_ms
+                    assert together, f"{place} while {earlier} of {message.key} is in flight"
+            if not message.doubtful:
+                assert delivery.attempt == message.attempts + 1, f"attempt of {place}"
+            message.attempts, message.handle = delivery.attempt, delivery.handle
+            message.until_ms = self.now_ms + invisible_ms
             self.counts["delivered"] += 1
             self.counts["again"] += delivery.attempt > 1
 
@@ -208,12 +220,12 @@ class History:
         """A reply with room left holds the head of every key that is not busy."""
         if len(got) >= limit or self.top_lags:
             return
-        taken = {self.places[one.head] for one in got}
+        taken = {self.places[delivery.head] for delivery in got}
         for line in self.by_key.values():
             left = [place for place in line if not self.messages[place].over]
             states = [self.messages[place] for place in left]
-            busy = any(one.until_ms > self.now_ms - LATE_MS or one.doubtful for one in states)
-            dead = any(one.attempts >= MAX_ATTEMPTS for one in states)
+            busy = any(state.until_ms > self.now_ms - LATE_MS or state.doubtful for state in states)
+            dead = any(state.attempts >= MAX_ATTEMPTS for state in states)
             if left and not busy and not dead:
                 assert left[0] in taken, f"{left[0]} of {states[0].key} was not delivered"
 
@@ -227,17 +239,17 @@ class History:
             self.take(got, 1_000)
             if not got and not self.parked():
                 break
-            results = self.core.ack("orders", "g", *(one.handle for one in got))
+            results = self.core.ack("orders", "g", *(delivery.handle for delivery in got))
             assert all(result.code == Code.OK for result in results)
             for delivery in got:
                 self.messages[self.places[delivery.head]].over = True
         broker = self.core.broker
         assert (broker.table.in_flight, len(broker.table)) == (0, 0)
         dead = 0
-        for place, one in self.messages.items():
-            fine = one.over or one.doubtful or one.attempts >= MAX_ATTEMPTS
-            assert fine, f"{place} of {one.key} never came"
-            dead += not one.over
+        for place, message in self.messages.items():
+            fine = message.over or message.doubtful or message.attempts >= MAX_ATTEMPTS
+            assert fine, f"{place} of {message.key} never came"
+            dead += not message.over
         assert self.parked() == []
         for (_, topic_id, queue_id), progress in broker.table.progress_items():
             assert progress.committed == broker.store.queue(topic_id, queue_id).count

@@ -28,8 +28,8 @@ def reset(core: CoreBroker, **to: object) -> list[pb.ResetQueue]:
 def lag(core: CoreBroker) -> pb.Lag:
     request = pb.LagRequest(group="g", topic="orders")
     reply = pb.LagReply.FromString(core.reply(Kind.LAG, request.SerializeToString()))
-    (found,) = reply.lags
-    return found
+    (found_lag,) = reply.lags
+    return found_lag
 
 
 def told(core: CoreBroker, message_id: str) -> tuple[str, int]:
@@ -64,7 +64,7 @@ def test_old_acks_after_a_reset_do_not_move_the_offset_and_order_begins_anew(
     assert (done.after, done.in_flight) == (2, 3)
     if restarted:
         restart(core)
-    results = core.ack("orders", "g", *(one.handle for one in old[1:]))
+    results = core.ack("orders", "g", *(delivery.handle for delivery in old[1:]))
     assert {result.code for result in results} == {Code.INVALID_RECEIPT_HANDLE}
     assert progress(core).committed == 2
     assert core.broker.table.in_flight == 0
@@ -89,16 +89,16 @@ def test_a_group_that_never_read_is_reset_and_keeps_order_from_there(core: CoreB
     send(core, "a1", "a2", "a3")
     reset(core, queue_id=0, offset=1)
     restart(core)
-    (one,) = receive(core, limit=1)
-    assert (one.head, receive(core)) == (b"a2", [])
+    (delivery,) = receive(core, limit=1)
+    assert (delivery.head, receive(core)) == (b"a2", [])
 
 
 def test_a_rejected_message_is_a_dead_letter_and_its_message_group_goes_on(
     core: CoreBroker,
 ) -> None:
     send(core, "a1", "a2")
-    (one,) = receive(core, limit=1)
-    assert core.reject("orders", "g", one.handle).code == Code.OK
+    (delivery,) = receive(core, limit=1)
+    assert core.reject("orders", "g", delivery.handle).code == Code.OK
     assert names(receive(core)) == ["a2"]
     core.group("reader")
     assert names(core.receive("%DLQ%g", "reader")) == ["a1"]
@@ -106,16 +106,16 @@ def test_a_rejected_message_is_a_dead_letter_and_its_message_group_goes_on(
 
 def test_lag_counts_what_waits_behind_a_busy_message_group_as_blocked(core: CoreBroker) -> None:
     send(core, "a1", "a2", "a3", "b1")
-    (one,) = receive(core, limit=1)
-    found = lag(core)
-    assert (found.ready, found.blocked, found.in_flight) == (1, 2, 1)
-    ack(core, one)
+    (delivery,) = receive(core, limit=1)
+    found_lag = lag(core)
+    assert (found_lag.ready, found_lag.blocked, found_lag.in_flight) == (1, 2, 1)
+    ack(core, delivery)
     assert (lag(core).ready, lag(core).blocked) == (3, 0)
 
 
 def test_explain_tells_of_blocked_returned_and_acked_messages(core: CoreBroker) -> None:
     send_with_ids(core, "a1", "a2")
-    (one,) = receive(core, limit=1, invisible_ms=1_000)
+    (delivery,) = receive(core, limit=1, invisible_ms=1_000)
     assert told(core, "a1") == ("INVISIBLE", 1)
     assert told(core, "a2") == ("BLOCKED", 1)
     core.advance(1_100)
@@ -124,7 +124,7 @@ def test_explain_tells_of_blocked_returned_and_acked_messages(core: CoreBroker) 
     assert told(core, "a1") == ("INVISIBLE", 2)
     ack(core, again)
     assert told(core, "a1")[0] == "ACKED"
-    assert (told(core, "a2"), later.head, one.attempt) == (("INVISIBLE", 1), b"a2", 1)
+    assert (told(core, "a2"), later.head, delivery.attempt) == (("INVISIBLE", 1), b"a2", 1)
 
 
 def test_explain_tells_of_parked_messages_and_of_those_that_became_dead_letters(
@@ -141,7 +141,7 @@ def test_explain_tells_of_parked_messages_and_of_those_that_became_dead_letters(
     core.run_steps()
     assert told(core, "a2") == ("BLOCKED", 1)
     assert lag(core).blocked == 1
-    core.broker.parking.apply_action(group, topic, "a", UnparkAction.DEAD_LETTER)
+    core.broker.fifo.parking.apply_action(group, topic, "a", UnparkAction.DEAD_LETTER)
     core.run_steps()
     assert told(core, "a2")[0] == "DEAD_LETTERED"
 
@@ -158,11 +158,21 @@ def test_what_went_by_retention_is_no_lag_before_a_receive_passes_over_it(
         if restarted:
             restart(core)
             core.broker.store.queue(topic.id, 0).raise_minimum(4)
-        found = lag(core)
-        assert (found.ready, found.blocked, found.in_flight, found.expired) == (1, 0, 1, 3)
+        found_lag = lag(core)
+        assert (found_lag.ready, found_lag.blocked, found_lag.in_flight, found_lag.expired) == (
+            1,
+            0,
+            1,
+            3,
+        )
     assert names(receive(core)) == ["c2"]
-    found = lag(core)
-    assert (found.ready, found.blocked, found.in_flight, found.expired) == (0, 0, 2, 3)
+    found_lag = lag(core)
+    assert (found_lag.ready, found_lag.blocked, found_lag.in_flight, found_lag.expired) == (
+        0,
+        0,
+        2,
+        3,
+    )
 
 
 def test_explain_does_not_call_expired_what_retention_keeps_for_its_next_delivery(
@@ -179,13 +189,13 @@ def test_explain_does_not_call_expired_what_retention_keeps_for_its_next_deliver
 
 def test_explain_says_that_a_dead_letter_was_sent_back(core: CoreBroker) -> None:
     send_with_ids(core, "a1")
-    (one,) = receive(core)
-    core.reject("orders", "g", one.handle)
+    (delivery,) = receive(core)
+    core.reject("orders", "g", delivery.handle)
     request = pb.ExplainRequest(message_id="a1", group="g", topic="orders")
 
     def next_of_each() -> list[str]:
         reply = pb.ExplainReply.FromString(core.reply(Kind.EXPLAIN, request.SerializeToString()))
-        return [told.next for message in reply.messages for told in message.groups]
+        return [group.next for message in reply.messages for group in message.groups]
 
     (stays,) = next_of_each()
     assert stays.endswith("`popmq dlq redrive g` sends it back")

@@ -46,9 +46,9 @@ def test_messages_without_a_message_group_are_ordered_with_each_other(core: Core
     for body in (b"x1", b"x2"):
         core.send("orders", body, queue_id=0)
     send(core, "a1")
-    (one,) = receive(core, limit=1)
+    (delivery,) = receive(core, limit=1)
     assert names(receive(core)) == ["a1"]
-    ack(core, one)
+    ack(core, delivery)
     assert names(receive(core)) == ["x2"]
 
 
@@ -194,12 +194,12 @@ def test_after_max_attempts_a_message_is_a_dead_letter_and_its_group_goes_on(
     core.group("two", type=GroupType.FIFO, max_attempts=2)
     send(core, "a1", "a2")
     for attempt in (1, 2):
-        (one,) = core.receive("orders", "two", limit=1, invisible_ms=1_000)
-        assert (one.head, one.attempt) == (b"a1", attempt)
+        (delivery,) = core.receive("orders", "two", limit=1, invisible_ms=1_000)
+        assert (delivery.head, delivery.attempt) == (b"a1", attempt)
         core.advance(1_100)
     assert attempts(core.receive("orders", "two")) == [("a2", 1)]
     core.group("reader")
-    assert [one.head for one in core.receive("%DLQ%two", "reader")] == [b"a1"]
+    assert [entry.head for entry in core.receive("%DLQ%two", "reader")] == [b"a1"]
     assert progress(core, group="two").committed == 1
 
 
@@ -227,7 +227,7 @@ def test_names_of_the_longest_kind_are_retried_in_order_and_succeed(core: CoreBr
         core.advance(1_100)
     got = core.receive(topic, group)
     assert attempts(got) == [("0", 3), ("1", 3)]
-    core.ack(topic, group, *(one.handle for one in got))
+    core.ack(topic, group, *(delivery.handle for delivery in got))
     core.advance(120_000)
     assert core.receive(topic, group) == []
 
@@ -239,8 +239,8 @@ def test_a_longer_invisible_duration_blocks_that_message_group_only_and_longer(
     core: CoreBroker,
 ) -> None:
     send(core, "a1", "b1", "a2", "b2")
-    one, other = receive(core, limit=2, invisible_ms=1_000)
-    core.change("orders", "g", one.handle, 5_000)
+    delivery, other = receive(core, limit=2, invisible_ms=1_000)
+    core.change("orders", "g", delivery.handle, 5_000)
     core.advance(1_100)
     assert attempts(receive(core)) == [("b1", 2), ("b2", 1)]
     core.advance(3_800)
@@ -252,8 +252,8 @@ def test_a_longer_invisible_duration_blocks_that_message_group_only_and_longer(
 
 def test_a_shorter_invisible_duration_unblocks_the_message_group_sooner(core: CoreBroker) -> None:
     send(core, "a1", "a2")
-    (one,) = receive(core, limit=1)
-    core.change("orders", "g", one.handle, 0)
+    (delivery,) = receive(core, limit=1)
+    core.change("orders", "g", delivery.handle, 0)
     core.advance(40)
     assert attempts(receive(core)) == [("a1", 2), ("a2", 1)]
 
@@ -262,11 +262,11 @@ def test_a_changed_handle_replaces_the_old_one_which_has_no_effect_any_more(
     core: CoreBroker,
 ) -> None:
     send(core, "a1", "a2")
-    (one,) = receive(core, limit=1)
-    new = core.change("orders", "g", one.handle, 30_000)
+    (delivery,) = receive(core, limit=1)
+    new = core.change("orders", "g", delivery.handle, 30_000)
     with pytest.raises(InvalidReceiptHandle, match="superseded"):
-        core.change("orders", "g", one.handle, 0)
-    assert "superseded" in core.ack("orders", "g", one.handle)[0].message
+        core.change("orders", "g", delivery.handle, 0)
+    assert "superseded" in core.ack("orders", "g", delivery.handle)[0].message
     core.advance(1_000)
     assert receive(core) == []
     assert core.ack("orders", "g", new)[0].code == Code.OK

@@ -45,10 +45,10 @@ def test_a_waiting_receive_is_answered_when_the_block_ends_without_an_ack(
 
 def test_a_waiting_receive_is_answered_within_one_step_of_the_ack(core: CoreBroker) -> None:
     send(core, "a1", "a2")
-    (one,) = receive(core, limit=1)
+    (delivery,) = receive(core, limit=1)
     waiting = wait(core)
     assert answered(waiting) is None
-    ack(core, one)
+    ack(core, delivery)
     core.broker.step()
     core.run_until_idle()
     assert answered(waiting) == [("a2", 1)]
@@ -57,8 +57,8 @@ def test_a_waiting_receive_is_answered_within_one_step_of_the_ack(core: CoreBrok
 @pytest.mark.parametrize("new_ms", [5_000, 1_000])
 def test_a_waiting_receive_is_answered_at_the_changed_time(core: CoreBroker, new_ms: int) -> None:
     send(core, "a1")
-    (one,) = receive(core, invisible_ms=3_000)
-    core.change("orders", "g", one.handle, new_ms)
+    (delivery,) = receive(core, invisible_ms=3_000)
+    core.change("orders", "g", delivery.handle, new_ms)
     waiting = wait(core)
     core.advance(new_ms - 10)
     assert answered(waiting) is None
@@ -86,9 +86,9 @@ def test_a_waiting_receive_of_a_blocked_queue_does_not_keep_the_broker_busy(
     receive(core, limit=1)
     wait(core)
     core.run_steps()
-    before = core.broker.pops.metrics.pops
+    before = core.broker.pop.service.metrics.pops
     core.run_steps()
-    assert core.broker.pops.metrics.pops == before
+    assert core.broker.pop.service.metrics.pops == before
     send(core, "b1")
     assert core.broker.polling.count == 0
 
@@ -133,9 +133,9 @@ def test_attempts_of_repeated_receives_are_counted_once_for_each_delivery(
     seen = []
     for attempt_id, wait_ms in (("1", 1_100), ("2", 10), ("2", 1_100), ("3", 10), ("3", 1_100)):
         got = core.receive("orders", "g", attempt_id=attempt_id, invisible_ms=1_000)
-        seen += [one.attempt for one in got]
+        seen += [delivery.attempt for delivery in got]
         core.advance(wait_ms)
-    seen += [one.attempt for one in receive(core)]
+    seen += [delivery.attempt for delivery in receive(core)]
     assert seen == [1, 2, 2, 3, 3, 4]
 
 
@@ -181,8 +181,8 @@ def test_the_offset_after_a_restart_includes_what_a_filter_passed_over(core: Cor
     for number in range(20):
         send(core, f"a{number}", tag="AB"[number % 2])
     for _ in range(10):
-        (one,) = core.receive("orders", "g", limit=1, expression="A")
-        ack(core, one)
+        (delivery,) = core.receive("orders", "g", limit=1, expression="A")
+        ack(core, delivery)
     restart(core)
     assert progress(core).committed >= 18
     assert core.receive("orders", "g", expression="A") == []
@@ -194,10 +194,10 @@ def test_at_the_bound_of_open_offsets_nothing_more_is_looked_at_until_one_is_ove
     core.topic("orders", queues=1, type=MessageType.FIFO)
     core.group("g", type=GroupType.FIFO)
     send(core, *(f"a{number}" for number in range(1, 11)), "b1")
-    (one,) = receive(core, limit=1)
+    (delivery,) = receive(core, limit=1)
     assert receive(core) == []
     waiting = wait(core)
-    ack(core, one)
+    ack(core, delivery)
     core.broker.step()
     core.run_until_idle()
     assert answered(waiting) == [(f"a{number}", 1) for number in range(2, 11)] + [("b1", 1)]
@@ -233,9 +233,9 @@ def test_a_reply_stays_within_its_bytes_and_goes_on_in_order(core: CoreBroker) -
         core.send("orders", bytes(1000) + b"%d" % number, queue_id=0, message_group="a")
     reply = core.reply(Kind.POP, pop("orders", "g", reply_bytes=2_400))
     got = list(hop.decode_pop_reply(reply).deliveries)
-    assert [one.head[-1:] for one in got] == [b"0", b"1"]
+    assert [delivery.head[-1:] for delivery in got] == [b"0", b"1"]
     ack(core, *got)
-    assert [one.head[-1:] for one in receive(core)] == [b"2", b"3"]
+    assert [delivery.head[-1:] for delivery in receive(core)] == [b"2", b"3"]
 
 
 def test_a_fifo_group_that_starts_at_the_newest_does_so_also_after_a_restart(

@@ -68,7 +68,7 @@ def test_a_returned_message_outlives_the_retention_and_keeps_its_place_and_attem
     for _ in range(2):
         restart(core, clean=clean)
     assert attempts(core.receive("orders", "g")) == [("a1", 2), ("a2", 2), ("a3", 1)]
-    assert core.broker.pops.metrics.expired == 1, "b1 was never delivered"
+    assert core.broker.pop.service.metrics.expired == 1, "b1 was never delivered"
 
 
 def test_a_returned_message_that_waits_outlives_every_round_of_retention(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_a_returned_message_that_waits_outlives_every_round_of_retention(tmp_pat
         core.broker.store.queue(topic.id, 0).raise_minimum(minimum)
         core.receive("orders", "g", invisible_ms=HOUR_MS)
     core.advance(HOUR_MS + 1_000)
-    found = core.receive("orders", "g")
-    assert attempts(found) == [("a1", 2), ("a2", 2), ("b2", 2)]
+    deliveries = core.receive("orders", "g")
+    assert attempts(deliveries) == [("a1", 2), ("a2", 2), ("b2", 2)]
 
 
 def test_a_returned_message_is_delivered_while_retention_moves_it(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_a_returned_message_is_delivered_while_retention_moves_it(tmp_path: Path
     core.advance(1_100)
     topic = core.broker.registry.topic("orders")
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
-    core.broker.bodies.move(LiveBody(topic.id, 0, 0, unit))
+    core.broker.deliveries.bodies.move(LiveBody(topic.id, 0, 0, unit))
     answer = core.ask(Kind.POP, pop("orders", "g"), settle=False)
     core.run_until_idle()
     assert answer.body is not None
-    found = list(hop.decode_pop_reply(answer.body).deliveries)
-    assert attempts(found) == [("a1", 2)]
+    deliveries = list(hop.decode_pop_reply(answer.body).deliveries)
+    assert attempts(deliveries) == [("a1", 2)]
 
 
 def test_a_topic_that_is_deleted_while_retention_looks_for_its_returned_messages_keeps_nothing(
@@ -113,12 +113,12 @@ def test_a_topic_that_is_deleted_while_retention_looks_for_its_returned_messages
     for _ in range(3):
         core.receive("orders", "g", invisible_ms=1_000)
     core.advance(1_100)
-    pieces = core.broker.bodies.bodies_below(core.broker.store.end)
-    found = 0
-    while not found:
-        found = len(next(pieces))
+    pieces = core.broker.deliveries.bodies.bodies_below(core.broker.store.end)
+    result = 0
+    while not result:
+        result = len(next(pieces))
     core.broker.registry.delete_topic("orders")
-    assert [one for piece in pieces for one in piece] == []
+    assert [live_body for piece in pieces for live_body in piece] == []
 
 
 def test_what_was_never_delivered_expires_and_the_offset_moves_past_it(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_was_never_delivered_expires_and_the_offset_moves_past_it(tmp_path:
     core.ack("orders", "g", held.handle)
     assert progress(core).committed == 2
     assert attempts(core.receive("orders", "g")) == [("a3", 1)]
-    assert core.broker.pops.metrics.expired == 1
+    assert core.broker.pop.service.metrics.expired == 1
 
 
 def test_a_damaged_message_is_passed_over_and_its_message_group_goes_on(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_parked_messages_outlive_the_retention(tmp_path: Path) -> None:
     core.advance(10)
     assert core.receive("orders", "g") == []
     core.run_steps()
-    assert core.broker.parking.parked == 2
+    assert core.broker.fifo.parking.parked == 2
     fill(core, 180)
     assert core.broker.store.retention.deleted_segments > 2
     restart(core, clean=False)
     core.ack("orders", "g", stuck.handle)
     registry = core.broker.registry
     group, topic = registry.group("g"), registry.topic("orders")
-    assert core.broker.parking.apply_action(group, topic, "a", UnparkAction.RESUME) == 2
+    assert core.broker.fifo.parking.apply_action(group, topic, "a", UnparkAction.RESUME) == 2
     core.run_steps()
     assert attempts(core.receive("orders", "g")) == [("a2", 1), ("a3", 1)]

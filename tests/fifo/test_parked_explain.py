@@ -16,8 +16,8 @@ def explained(core: CoreBroker, message_id: str) -> pb.Explained:
     request = pb.ExplainRequest(message_id=message_id, group="g", topic="orders")
     reply = pb.ExplainReply.FromString(core.reply(Kind.EXPLAIN, request.SerializeToString()))
     (message,) = reply.messages
-    (found,) = message.groups
-    return found
+    (explanation,) = message.groups
+    return explanation
 
 
 def state(core: CoreBroker, message_id: str) -> str:
@@ -26,7 +26,7 @@ def state(core: CoreBroker, message_id: str) -> str:
 
 def say(core: CoreBroker, key: str, what: UnparkAction) -> None:
     registry = core.broker.registry
-    core.broker.parking.apply_action(registry.group("g"), registry.topic("orders"), key, what)
+    core.broker.fifo.parking.apply_action(registry.group("g"), registry.topic("orders"), key, what)
     core.run_until_idle()
 
 
@@ -55,11 +55,11 @@ def test_a_skipped_message_is_told_as_skipped_with_the_record_that_says_so(
     if restarted:
         restart(core)
     for number in (2, 3):
-        told = explained(core, f"{key}{number}")
-        assert told.state == "SKIPPED"
-        assert "operator" in told.text
-        assert [proof.what for proof in told.proofs] == ["message", "parked", "skip"]
-        assert 0 < told.since_ms == told.proofs[-1].wall_ms
+        explanation = explained(core, f"{key}{number}")
+        assert explanation.state == "SKIPPED"
+        assert "operator" in explanation.text
+        assert [proof.what for proof in explanation.proofs] == ["message", "parked", "skip"]
+        assert 0 < explanation.since_ms == explanation.proofs[-1].wall_ms
     assert state(core, "b2" if key == "a" else "a2") == "BLOCKED"
 
 
@@ -69,7 +69,7 @@ def test_the_skip_of_one_message_group_is_no_proof_for_another() -> None:
     say(core, "a", UnparkAction.RESUME)
     ack(core, *receive(core))
     say(core, "b", UnparkAction.SKIP)
-    assert [state(core, one) for one in ("a2", "a3")] == ["ACKED", "ACKED"]
+    assert [state(core, name) for name in ("a2", "a3")] == ["ACKED", "ACKED"]
 
 
 def test_a_message_that_came_back_and_was_skipped_then_is_told_as_skipped() -> None:
@@ -79,9 +79,9 @@ def test_a_message_that_came_back_and_was_skipped_then_is_told_as_skipped() -> N
     assert names(receive(core, invisible_ms=1_000)) == ["b2", "b3"]
     core.advance(1_100)
     say(core, "b", UnparkAction.SKIP)
-    told = explained(core, "b3")
-    assert told.state == "SKIPPED"
-    assert [proof.what for proof in told.proofs][-1] == "skip"
+    explanation = explained(core, "b3")
+    assert explanation.state == "SKIPPED"
+    assert [proof.what for proof in explanation.proofs][-1] == "skip"
     assert state(core, "a2") == "BLOCKED"
 
 
@@ -89,27 +89,29 @@ def test_a_message_in_flight_while_its_group_is_skipped_stays_invisible() -> Non
     core, stuck = parked_core()
     ack(core, *stuck)
     say(core, "b", UnparkAction.RESUME)
-    (one,) = receive(core, limit=1)
+    (delivery,) = receive(core, limit=1)
     say(core, "b", UnparkAction.SKIP)
-    assert (one.head, state(core, "b2"), state(core, "b3")) == (b"b2", "INVISIBLE", "SKIPPED")
+    assert (delivery.head, state(core, "b2"), state(core, "b3")) == (b"b2", "INVISIBLE", "SKIPPED")
 
 
 def test_the_first_of_a_resumed_message_group_is_ready_and_the_others_wait_for_it() -> None:
     core, stuck = parked_core()
     say(core, "b", UnparkAction.RESUME)
-    told = explained(core, "b2")
-    assert (told.state, "resumed" in told.text) == ("BLOCKED", True), "b1 is in flight"
+    explanation = explained(core, "b2")
+    assert (explanation.state, "resumed" in explanation.text) == ("BLOCKED", True), (
+        "b1 is in flight"
+    )
     ack(core, *stuck)
-    assert [state(core, one) for one in ("b2", "b3")] == ["READY", "BLOCKED"]
+    assert [state(core, name) for name in ("b2", "b3")] == ["READY", "BLOCKED"]
     assert names(receive(core, limit=1)) == ["b2"]
-    assert [state(core, one) for one in ("b2", "b3")] == ["INVISIBLE", "BLOCKED"]
+    assert [state(core, name) for name in ("b2", "b3")] == ["INVISIBLE", "BLOCKED"]
 
 
 def test_a_message_on_its_way_to_the_dead_letters_is_told_as_blocked_by_that() -> None:
     core, _ = parked_core()
     say(core, "b", UnparkAction.DEAD_LETTER)
-    told = explained(core, "b3")
-    assert told.state in ("BLOCKED", "DEAD_LETTERED")
+    explanation = explained(core, "b3")
+    assert explanation.state in ("BLOCKED", "DEAD_LETTERED")
     core.run_steps()
     assert state(core, "b3") == "DEAD_LETTERED"
     assert state(core, "a3") == "BLOCKED"
@@ -120,6 +122,6 @@ def test_after_a_reset_the_first_place_counts_and_not_the_parked_copy() -> None:
     request = pb.ResetOffsetRequest(group="g", topic="orders", oldest=True)
     core.reply(Kind.RESET_OFFSET, request.SerializeToString())
     assert names(receive(core, limit=1)) == ["a1"]
-    told = explained(core, "a2")
-    assert (told.state, "earlier message" in told.text) == ("BLOCKED", True)
-    assert [proof.what for proof in told.proofs] == ["message"]
+    explanation = explained(core, "a2")
+    assert (explanation.state, "earlier message" in explanation.text) == ("BLOCKED", True)
+    assert [proof.what for proof in explanation.proofs] == ["message"]

@@ -38,7 +38,7 @@ def receive(core: CoreBroker, invisible_ms: int = 3_600_000, **kwargs: object) -
 
 
 def ack(core: CoreBroker, *deliveries: Delivery) -> None:
-    results = core.ack("orders", "g", *(one.handle for one in deliveries))
+    results = core.ack("orders", "g", *(delivery.handle for delivery in deliveries))
     assert {result.code for result in results} <= {Code.OK}
 
 
@@ -51,7 +51,7 @@ def parked(core: CoreBroker) -> dict[str, int]:
 
 def say(core: CoreBroker, key: str, what: UnparkAction) -> int:
     registry = core.broker.registry
-    messages = core.broker.parking.apply_action(
+    messages = core.broker.fifo.parking.apply_action(
         registry.group("g"), registry.topic("orders"), key, what
     )
     core.run_steps()
@@ -104,10 +104,10 @@ def test_a_busy_key_is_not_parked_however_many_messages_wait() -> None:
     core = made()
     send(core, *(f"a{number}" for number in range(1, 40)))
     for _ in range(20):
-        (one,) = receive(core, limit=1)
+        (delivery,) = receive(core, limit=1)
         core.advance(4_000)
         assert receive(core) == []
-        ack(core, one)
+        ack(core, delivery)
         core.run_steps()
     assert parked(core) == {}
 
@@ -145,7 +145,7 @@ def test_a_resumed_key_comes_first_in_order_with_its_attempts_and_is_then_as_bef
         core.run_steps()
         if how != "none":
             restart(core, how)
-    of_key = [one for one in got if one[0].startswith("a")]
+    of_key = [item for item in got if item[0].startswith("a")]
     assert of_key == [("a1", 2), *((f"a{number}", 1) for number in range(2, 13))]
     assert ("e1", 1) in got
     assert parked(core) == {}
@@ -196,8 +196,8 @@ def test_a_resumed_message_that_dies_is_a_dead_letter_of_its_topic_and_can_be_se
         core.reject("orders", "g", first.handle)
     core.advance(1_100)
     asked = admin.ListDeadLettersRequest(group="g").SerializeToString()
-    told = admin.ListDeadLettersReply.FromString(core.reply(Kind.LIST_DEAD_LETTERS, asked))
-    (letter,) = told.letters
+    answer = admin.ListDeadLettersReply.FromString(core.reply(Kind.LIST_DEAD_LETTERS, asked))
+    (letter,) = answer.letters
     assert (letter.origin_topic, letter.origin_offset) == ("orders", 1)
     core.reply(Kind.REDRIVE, admin.RedriveRequest(group="g").SerializeToString())
     rest = receive(core)
@@ -230,10 +230,10 @@ def test_dead_lettered_messages_go_there_in_order_once(how: str) -> None:
     core, stuck = with_a_parked_key()
     ack(core, stuck, *receive(core))
     registry = core.broker.registry
-    core.broker.parking.apply_action(
+    core.broker.fifo.parking.apply_action(
         registry.group("g"), registry.topic("orders"), "a", UnparkAction.DEAD_LETTER
     )
-    assert core.broker.parking.step(limit=4) == 4
+    assert core.broker.fifo.parking.step(limit=4) == 4
     core.run_until_idle()
     if how != "none":
         restart(core, how)
@@ -285,7 +285,7 @@ def test_parked_keys_go_with_their_topic_and_their_group(gone: str) -> None:
     registry.delete_topic("orders") if gone == "topic" else registry.delete_group("g")
     assert registry.find_topic(PARKING) is None
     assert list(core.broker.table.parked.parked_queues()) == []
-    assert [one for one in core.broker.table.progress_items()] == []
+    assert [progress for progress in core.broker.table.progress_items()] == []
 
 
 def test_the_same_attempt_id_gets_resumed_messages_again() -> None:
@@ -319,10 +319,12 @@ def test_retention_passes_by_what_was_parked_just_now() -> None:
     send(core, *(f"a{number}" for number in range(2, 14)))
     core.advance(6_000)
     receive(core)
-    assert core.broker.parking.step() > 0  # and nothing of it is confirmed
+    assert core.broker.fifo.parking.step() > 0  # and nothing of it is confirmed
     topic = core.broker.registry.topic("orders")
-    found = [body for piece in core.broker.bodies.bodies_below(1 << 40) for body in piece]
-    assert [body[:3] for body in found] == [(topic.id, 0, 0)]
+    live_bodies = [
+        body for piece in core.broker.deliveries.bodies.bodies_below(1 << 40) for body in piece
+    ]
+    assert [body[:3] for body in live_bodies] == [(topic.id, 0, 0)]
 
 
 def test_a_message_whose_deadline_was_over_before_it_was_parked_comes_to_nobody() -> None:
@@ -337,7 +339,7 @@ def test_a_message_whose_deadline_was_over_before_it_was_parked_comes_to_nobody(
     receive(core)
     core.run_steps()
     assert parked(core) == {"a": 2}
-    assert core.broker.pops.metrics.expired == 1
+    assert core.broker.pop.service.metrics.expired == 1
     core.clock.advance(3_600_000)  # what is parked waits for a person
     ack(core, held)
     say(core, "a", UnparkAction.RESUME)

@@ -25,12 +25,12 @@ def end(core: CoreBroker, how: str) -> None:
 
 def read_all(core: CoreBroker) -> list[str]:
     """Receive and ack until nothing comes any more."""
-    found: list[str] = []
+    results: list[str] = []
     while got := receive(core):
-        found += names(got)
+        results += names(got)
         ack(core, *got)
         core.run_steps()
-    return found
+    return results
 
 
 def numbered(first: int, last: int) -> list[str]:
@@ -70,10 +70,12 @@ def test_deliveries_of_what_was_parked_end_with_a_reset_where_it_is_read_again(h
     assert names(resumed) == numbered(2, 6)
     reset(core, offset=4, queue_id=0)
     end(core, how)
-    results = core.ack("orders", "g", *(one.handle for one in resumed))
-    assert [one.code for one in results] == [Code.OK] * 3 + [Code.INVALID_RECEIPT_HANDLE] * 2
-    assert all("was reset" in one.message for one in results[3:])
-    again = core.ack("orders", "g", *(one.handle for one in resumed))  # all of them are over now
+    results = core.ack("orders", "g", *(delivery.handle for delivery in resumed))
+    assert [result.code for result in results] == [Code.OK] * 3 + [Code.INVALID_RECEIPT_HANDLE] * 2
+    assert all("was reset" in result.message for result in results[3:])
+    again = core.ack(
+        "orders", "g", *(delivery.handle for delivery in resumed)
+    )  # all of them are over now
     assert again == results
     assert read_all(core) == [*numbered(5, 11), "b1", "b2"]
     core.advance(2 * 3_600_000)
@@ -85,11 +87,11 @@ def test_a_changed_delivery_of_what_was_parked_is_refused_with_the_reset(how: st
     core, stuck = with_a_parked_key()
     ack(core, stuck)
     say(core, "a", UnparkAction.RESUME)
-    (one,) = receive(core, limit=1)
-    changed = core.change("orders", "g", one.handle, 60_000)
+    (delivery,) = receive(core, limit=1)
+    changed = core.change("orders", "g", delivery.handle, 60_000)
     reset(core, oldest=True)
     end(core, how)
-    first, second = core.ack("orders", "g", one.handle, changed)
+    first, second = core.ack("orders", "g", delivery.handle, changed)
     assert ("superseded" in first.message, "was reset" in second.message) == (True, True)
     with pytest.raises(PopmqError, match="was reset"):
         core.change("orders", "g", changed, 1_000)

@@ -34,10 +34,10 @@ def value(tree: Tree, properties: dict[str, str]) -> str:
             above = compared(">=", operand, low, properties)
             return AND[above + compared("<=", operand, high, properties)]
         case ("in", name, items):
-            found = "F"
+            result = "F"
             for item in items:
-                found = OR[found + compared("=", ("name", name), item, properties)]
-            return found if name in properties else "U"
+                result = OR[result + compared("=", ("name", name), item, properties)]
+            return result if name in properties else "U"
         case ("like", name, pattern):
             text = properties.get(name)
             return "U" if text is None else "FT"[likes(text, pattern)]
@@ -61,17 +61,17 @@ def resolved(operand: Tree, properties: dict[str, str]) -> object:
 
 
 def compared(sign: str, left: Tree, right: Tree, properties: dict[str, str]) -> str:
-    one, other = resolved(left, properties), resolved(right, properties)
-    if one is None or other is None:
+    resolutions, other = resolved(left, properties), resolved(right, properties)
+    if resolutions is None or other is None:
         return "U"
     kinds = {operand[0] for operand in (left, right)} - {"name"}
     if kinds == {"number"} or (not kinds and sign not in ("=", "<>")):
-        one, other = fraction(str(one)), fraction(str(other))
+        resolutions, other = fraction(str(resolutions)), fraction(str(other))
     elif kinds == {"bool"}:
-        one, other = boolean(one), boolean(other)
-    if one is None or other is None:
+        resolutions, other = boolean(resolutions), boolean(other)
+    if resolutions is None or other is None:
         return "U"
-    less, same = bool(one < other), one == other  # type: ignore[operator]  # of one kind by now
+    less, same = bool(resolutions < other), resolutions == other  # type: ignore[operator]  # of one kind by now
     true = {
         "=": same,
         "<>": not same,
@@ -92,10 +92,10 @@ def fraction(text: str) -> Fraction | None:
         return None
 
 
-def boolean(found: object) -> bool | None:
-    if isinstance(found, bool):
-        return found
-    return {"TRUE": True, "FALSE": False}.get(str(found).upper())
+def boolean(result: object) -> bool | None:
+    if isinstance(result, bool):
+        return result
+    return {"TRUE": True, "FALSE": False}.get(str(result).upper())
 
 
 def likes(text: str, pattern: str) -> bool:
@@ -145,7 +145,7 @@ def _predicate(tree: Tree, rng: random.Random) -> list[str]:
         case ("bare", operand):
             return [_operand(operand, rng)]
         case ("between", operand, low, high):
-            words = [_operand(one, rng) for one in (operand, low, high)]
+            words = [_operand(operand, rng) for operand in (operand, low, high)]
             return [words[0], _cased("between", rng), words[1], _cased("and", rng), words[2]]
         case ("in", name, items):
             return [name, _cased("in", rng), "(", ", ".join(_operand(i, rng) for i in items), ")"]

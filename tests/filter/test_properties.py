@@ -17,9 +17,9 @@ def test_the_wanted_names_are_read_whatever_is_beside_them(
     properties: dict[str, str], body: bytes
 ) -> None:
     own = {f"own-{name}": text for name, text in properties.items()}
-    wanted = sorted(own)[::2]
-    found = PropertyReader(wanted).read(head(own, body), b"")
-    assert found == {name: own[name] for name in wanted}
+    expected = sorted(own)[::2]
+    result = PropertyReader(expected).read(head(own, body), b"")
+    assert result == {name: own[name] for name in expected}
 
 
 def test_four_names_are_of_the_message_itself() -> None:
@@ -44,8 +44,8 @@ def test_of_a_name_that_came_twice_the_last_counts() -> None:
 
 @given(st.binary(max_size=80), st.binary(max_size=80))
 def test_bytes_that_are_no_message_have_no_more_than_texts(first: bytes, second: bytes) -> None:
-    found = PropertyReader(["a", "TAGS", "KEYS"]).read(first, second)
-    assert all(isinstance(text, str) for text in found.values())
+    result = PropertyReader(["a", "TAGS", "KEYS"]).read(first, second)
+    assert all(isinstance(text, str) for text in result.values())
     assert isinstance(tag_of(second), bytes)
 
 

@@ -30,8 +30,8 @@ numeric = st.one_of(name, number)
 
 
 def in_order(low: str, high: str) -> bool:
-    one, other = reference.fraction(low), reference.fraction(high)
-    return one is not None and other is not None and one <= other
+    fraction, other = reference.fraction(low), reference.fraction(high)
+    return fraction is not None and other is not None and fraction <= other
 
 
 ranges = st.one_of(
@@ -45,7 +45,7 @@ predicates = st.one_of(
     st.tuples(st.sampled_from(["=", "<>"]), text, name),
     st.tuples(st.just("null"), st.one_of(name, text)),
     st.tuples(st.just("bare"), st.one_of(name, boolean)),
-    st.tuples(numeric, ranges).map(lambda one: ("between", one[0], *one[1])),
+    st.tuples(numeric, ranges).map(lambda entry: ("between", entry[0], *entry[1])),
     st.tuples(st.just("in"), names, st.lists(st.one_of(text, number), min_size=1, max_size=4)),
     st.tuples(st.just("like"), names, texts),
     st.tuples(
@@ -85,10 +85,10 @@ def test_many_filters_mean_what_the_reference_says(
 
 
 def means_what_the_reference_says(
-    tree: reference.Tree, found: dict[str, str], rng: random.Random
+    tree: reference.Tree, results: dict[str, str], rng: random.Random
 ) -> None:
     written = reference.text(tree, rng)
-    assert compiled(parse_sql(written))(found) is RESULTS[reference.value(tree, found)], written
+    assert compiled(parse_sql(written))(results) is RESULTS[reference.value(tree, results)], written
 
 
 @settings(max_examples=1_000, deadline=None)

@@ -2,9 +2,10 @@
 
 import pytest
 
+from popmq.broker.filter.sql92 import SqlFilter
 from popmq.broker.filter.sql_parser import parse_sql
 from popmq.broker.filter.sql_program import compiled
-from popmq.common.errors import Code, PopmqError
+from popmq.common.errors import Code, PopmqError, Refused
 
 T, F, U = True, False, None
 Table = dict[tuple[bool | None, bool | None], bool | None]
@@ -400,6 +401,15 @@ def test_64_parentheses_may_be_in_each_other() -> None:
     assert compiled(parse_sql("(" * 64 + "t" + ")" * 64))(PROPERTIES) is True
 
 
-def test_a_thousand_terms_side_by_side_are_no_depth() -> None:
-    assert compiled(parse_sql(" AND ".join(["a = 1"] * 1_000)))(PROPERTIES) is True
+def test_five_hundred_terms_side_by_side_are_no_depth() -> None:
+    assert compiled(parse_sql(" AND ".join(["a = 1"] * 500)))(PROPERTIES) is True
     assert compiled(parse_sql("NOT " * 2_001 + "a = 1"))(PROPERTIES) is False
+
+
+def test_a_filter_has_a_limit_of_words_and_of_bytes() -> None:
+    assert parse_sql("NOT " * 2_047 + "a")
+    with pytest.raises(Refused, match="column 8193: there are more than 2048 words and signs"):
+        parse_sql("NOT " * 2_048 + "a")
+    assert SqlFilter(f"a = '{'x' * 4_090}'")
+    with pytest.raises(Refused, match="SQL filter of 4097 bytes is over the limit of 4096 bytes"):
+        SqlFilter(f"a = '{'x' * 4_091}'")

@@ -180,8 +180,8 @@ class Rig:
         self.calls: deque[Callable[[], None]] = deque()
         self.asked: list[Asked] = []
         self.cuts: set[tuple[str, str]] = set()
-        wanted = replication or ReplicationSettings(replicas=len(names), min_in_sync=least)
-        self.settings = replace(settings, replication=wanted)
+        expected = replication or ReplicationSettings(replicas=len(names), min_in_sync=least)
+        self.settings = replace(settings, replication=expected)
         self.store = MemoryStore()
         self.start_controller()
         self.nodes = [Node(self, f"node-{name}").start() for name in names]
@@ -254,8 +254,8 @@ class Rig:
         """These speak with nobody else any more, nor anybody with them."""
         inside = {self.node(name).address for name in names}
         outside = {node.address for node in self.nodes} - inside | {CONTROLLER}
-        self.cuts |= {(one, other) for one in inside for other in outside}
-        self.cuts |= {(other, one) for one in inside for other in outside}
+        self.cuts |= {(name, other) for name in inside for other in outside}
+        self.cuts |= {(other, name) for name in inside for other in outside}
 
     def heal(self) -> None:
         self.cuts.clear()
@@ -282,7 +282,7 @@ class Rig:
 
     def _deadlines(self) -> None:
         now_ms = self.clock.boot_ms()
-        self.asked = [one for one in self.asked if not one.over]
+        self.asked = [request for request in self.asked if not request.over]
         for asked in self.asked:
             if now_ms >= asked.due_ms:
                 self.cancel(asked)
@@ -299,19 +299,19 @@ class Rig:
     @property
     def masters(self) -> list[Node]:
         """Who serves clients."""
-        return [one for one in self.nodes if one.alive and one.node.gate.clients.is_open]
+        return [node for node in self.nodes if node.alive and node.node.gate.clients.is_open]
 
     @property
     def master(self) -> Node:
-        newest = max(self.masters, key=lambda one: one.node.identity.epoch)
+        newest = max(self.masters, key=lambda item: item.node.identity.epoch)
         return newest
 
     def ready(self, members: int = 0) -> Node:
         """Wait for a master with so many in its SyncStateSet; all, if it is not said."""
-        wanted = members or len(self.nodes)
+        expected = members or len(self.nodes)
 
         def is_ready() -> bool:
-            return bool(self.masters) and len(self._set()) >= wanted
+            return bool(self.masters) and len(self._set()) >= expected
 
         self.until(is_ready)
         return self.master

@@ -109,8 +109,8 @@ class DirectPort:
 
     def deliver_kept(self) -> None:
         kept, self.kept, self.held = self.kept, [], False
-        for one in kept:
-            one()
+        for item in kept:
+            item()
 
 
 class Replica:
@@ -170,7 +170,7 @@ class Replica:
             self.id,
             epoch=epoch,
             epoch_start=start,
-            members={self.id, *(one.id for one in members)},
+            members={self.id, *(member.id for member in members)},
             version=version,
             min_in_sync=least,
             confirmed=self.store.confirmed,
@@ -211,7 +211,7 @@ class Replica:
                 replication=self.world.settings,
             ),
             self,
-            members=frozenset(one.id for one in members),
+            members=frozenset(member.id for member in members),
             now_ms=self.world.clock.boot_ms,
             snapshot=SnapshotDownload(_no_install),
         )
@@ -309,24 +309,36 @@ class World:
             self.step()
 
     def step(self) -> None:
-        for one in self.replicas:
-            if one.side is not None:
-                one.side.step()
-            if one.slave is not None:
-                one.slave.step()
+        for replica in self.replicas:
+            if replica.side is not None:
+                replica.side.step()
+            if replica.slave is not None:
+                replica.slave.step()
             self.settle()
 
 
-def trio() -> tuple[World, Replica, Replica, Replica]:
+def trio(*, follows: bool = False) -> tuple[World, Replica, Replica, Replica]:
+    """With `follows`, the first leads epoch 1 and the others follow it."""
     world = World()
     a, b, c = world.replicas
+    if follows:
+        _follow(world, a, b, c)
     return world, a, b, c
 
 
-def pair() -> tuple[World, Replica, Replica]:
+def pair(*, follows: bool = False) -> tuple[World, Replica, Replica]:
     world = World("ab")
     a, b = world.replicas
+    if follows:
+        _follow(world, a, b)
     return world, a, b
+
+
+def _follow(world: World, master: Replica, *slaves: Replica) -> None:
+    master.lead(1, *slaves)
+    for slave in slaves:
+        slave.follow(master)
+    world.settle()
 
 
 def ask(world: World, to: Replica, kind: Kind, body: bytes) -> bytes | PopmqError:

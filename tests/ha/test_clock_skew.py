@@ -65,22 +65,22 @@ def receive_all(
     invisible_ms: int = INVISIBLE_MS,
     of: Node | None = None,
 ) -> list[hop.Delivery]:
-    found: list[hop.Delivery] = []
+    found_deliveries: list[hop.Delivery] = []
     while True:
         answer = rig.ask(Kind.POP, pop(topic, group, invisible_ms=invisible_ms), of=of)
         rig.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
         assert answer.body is not None, answer.error
         deliveries = hop.decode_pop_reply(answer.body).deliveries
         if not deliveries:
-            return found
-        found += deliveries
+            return found_deliveries
+        found_deliveries += deliveries
 
 
 def refused(rig: Rig, deliveries: list[hop.Delivery]) -> list[str]:
     """Why acks of these were refused."""
     reasons = []
-    for one in deliveries:
-        answer = rig.ack(one.handle)
+    for delivery in deliveries:
+        answer = rig.ack(delivery.handle)
         rig.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
         assert answer.body is not None, answer.error
         (result,) = hop.decode_ack_reply(answer.body)

@@ -1,9 +1,10 @@
 """What a broker says to its controllers, and whom it believes."""
 
 from popmq.broker.ha.controller_clients import ControllerClients
-from popmq.broker.ha.role import GroupRecord, GroupView
+from popmq.broker.ha.role import GroupView
 from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.common.errors import PopmqError, Unavailable
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.harness.clock import ManualClock
@@ -79,10 +80,10 @@ def beats(controller: OneController) -> int:
 def test_every_controller_gets_heartbeats_as_often_as_it_says() -> None:
     broker = Broker()
     broker.run(1_000)
-    before = [beats(one) for one in broker.all]
+    before = [beats(controller) for controller in broker.all]
     broker.run(5_000)
-    assert [beats(one) for one in broker.all] == [count + 10 for count in before]
-    assert broker.views[-1].record == GroupRecord("a", 2, frozenset("ab"), 7)
+    assert [beats(controller) for controller in broker.all] == [count + 10 for count in before]
+    assert broker.views[-1].record == GroupRecord("a", 2, ("a", "b"), 7)
 
 
 def test_a_change_of_roles_is_told_at_once() -> None:
@@ -97,7 +98,7 @@ def test_a_change_of_roles_is_told_at_once() -> None:
 def test_one_watch_is_open_at_each_controller() -> None:
     broker = Broker()
     broker.run(3_000)
-    assert [one.asked.count(Kind.WATCH_GROUP) for one in broker.all] == [1, 1]
+    assert [controller.asked.count(Kind.WATCH_GROUP) for controller in broker.all] == [1, 1]
 
 
 def test_a_controller_is_reachable_while_one_answered_lately() -> None:
@@ -121,12 +122,12 @@ def test_a_request_for_another_set_goes_to_the_next_one_when_one_does_not_know()
     for answer in (unknown.SerializeToString(), Unavailable("its store is away")):
         broker = Broker()
         broker.run(100)
-        for one in broker.all:
-            one.alter = answer
+        for controller in broker.all:
+            controller.alter = answer
         broker.controllers.alter(AlterSyncStateSet(2, 7, frozenset("a")))
-        asked = [Kind.ALTER_SYNC_STATE_SET in one.asked for one in broker.all]
+        asked = [Kind.ALTER_SYNC_STATE_SET in item.asked for item in broker.all]
         assert sorted(asked) == [False, True]
         broker.all[asked.index(False)].alter = written.SerializeToString()
         broker.run(10)
         broker.controllers.alter(AlterSyncStateSet(2, 7, frozenset("a")))
-        assert broker.records == [GroupRecord("a", 2, frozenset("ab"), 7)]
+        assert broker.records == [GroupRecord("a", 2, ("a", "b"), 7)]

@@ -23,10 +23,10 @@ BODY = bytes(60_000)
 
 def rig_without_its_first_segments(*, catch_up: int = 0) -> Rig:
     """The master's log does not begin at 0 any more."""
-    wanted = ReplicationSettings(
+    expected = ReplicationSettings(
         replicas=3, fetch_bytes=64 << 10, catch_up_bytes_per_second=catch_up
     )
-    rig = Rig(settings=SHORT, replication=wanted)
+    rig = Rig(settings=SHORT, replication=expected)
     rig.ready()
     rig.make_topic()
     fill(rig)
@@ -48,10 +48,10 @@ def is_in(rig: Rig, node: Node) -> bool:
     return node.node.identity.store_id in rig._set()
 
 
-def same_bytes(one: Node, other: Node) -> bool:
+def same_bytes(node: Node, other: Node) -> bool:
     """Of what both have."""
-    first = max(one.node.broker.store.start, other.node.broker.store.start)
-    logs = [node.log()[first - node.node.broker.store.start :] for node in (one, other)]
+    first = max(node.node.broker.store.start, other.node.broker.store.start)
+    logs = [node.log()[first - node.node.broker.store.start :] for node in (node, other)]
     return logs[0] == logs[1] != b""
 
 
@@ -71,7 +71,7 @@ def test_a_slave_whose_disk_was_wiped_copies_everything_and_can_lead() -> None:
     assert same_bytes(gone, rig.master)
     # It has the tables, too: both others go, and it serves what is left.
     sent(rig, b"after")
-    unread = {one.head for one in rig.receive(limit=32)}
+    unread = {delivery.head for delivery in rig.receive(limit=32)}
     for node in rig.nodes:
         if node is not gone:
             node.kill()
@@ -81,8 +81,8 @@ def test_a_slave_whose_disk_was_wiped_copies_everything_and_can_lead() -> None:
     rig.advance(61_000)
     seen = set()
     while batch := rig.receive():
-        seen |= {one.head for one in batch}
-        acked = rig.ack(*(one.handle for one in batch))
+        seen |= {delivery.head for delivery in batch}
+        acked = rig.ack(*(delivery.handle for delivery in batch))
         rig.until(lambda acked=acked: acked.heard)  # type: ignore[misc]
     assert unread <= seen
     assert {b"meanwhile", b"after"} <= seen

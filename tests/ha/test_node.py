@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
 from ha.node_rig import TOPIC, Node, Rig
 
-from popmq.broker.ha.role import BrokerRole, GroupRecord
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.node.broker_process import REPLICA_REST_MS, ReplicaPacing, replication_metrics
 from popmq.broker.node.pacing import BUSY_MS, QUIET_MS
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
@@ -48,17 +50,18 @@ def test_a_new_group_elects_its_first_node_and_the_others_follow() -> None:
     assert {node.node.identity.epoch for node in rig.nodes} == {1}
 
 
+@pytest.mark.more
 def test_what_was_acknowledged_survives_its_master() -> None:
     rig = running()
     sent(rig, b"one", b"two", b"three")
-    (first,) = [one.handle for one in rig.receive(limit=1)][:1] or [b""]
+    (first,) = [delivery.handle for delivery in rig.receive(limit=1)][:1] or [b""]
     acked = rig.ack(first)
     rig.until(lambda: acked.heard)
     rig.master.kill(power=True)
     rig.ready(members=2)
     assert rig.master.node.identity.epoch == 2
     rig.advance(61_000)
-    left = [one.head for one in rig.receive()]
+    left = [delivery.head for delivery in rig.receive()]
     assert len(left) == 2
     assert not [node.failures for node in rig.nodes if node.failures]
 
@@ -87,15 +90,15 @@ def test_master_and_slaves_rest_while_nothing_happens_and_not_while_a_role_chang
 def test_an_older_version_of_the_groups_record_changes_nothing() -> None:
     """Two controllers answer in turn; one of them read the record before the other wrote it."""
     rig = running()
-    for one in (rig.ready(3), *others(rig)):
-        known = one.node.record
+    for node in (rig.ready(3), *others(rig)):
+        known = node.node.record
         assert known is not None
-        assert len(known.members) == 3
-        older = GroupRecord(known.leader, known.epoch, frozenset({known.leader}), known.version - 1)
-        one.node.on_record(older)
-        assert one.node.record == known
-        side = one.node.following.side
-        assert side is None or side.members == known.members
+        assert len(known.sync_state_set) == 3
+        older = GroupRecord(known.leader, known.epoch, (known.leader,), known.version - 1)
+        node.node.on_record(older)
+        assert node.node.record == known
+        side = node.node.following.side
+        assert side is None or side.members == set(known.sync_state_set)
 
 
 def test_a_slave_refuses_clients_and_says_why() -> None:
@@ -112,14 +115,14 @@ def test_a_deposed_master_cuts_what_nobody_else_has_and_follows() -> None:
     rig.cut(old.name)
     lost = [rig.send(b"lost", to=old) for _ in range(5)]
     rig.until(lambda: rig.master is not old and len(rig.masters) == 2)
-    assert not any(one.heard for one in lost)
+    assert not any(answer.heard for answer in lost)
     sent(rig, b"new")
     rig.heal()
     rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert old.drops == 1
     assert old.node.following.truncations == 1
     assert old.log() == rig.master.log()
-    assert not any(one.heard for one in lost)
+    assert not any(answer.heard for answer in lost)
     rig.until(lambda: len(rig._set()) == 3)
 
 
@@ -194,10 +197,12 @@ def test_a_slave_that_lost_its_disk_counts_as_one_slave_that_has_everything_agai
     rig.until(lambda: len({node.end for node in rig.nodes}) == 1)
     rig.advance(1_000)
     status = rig.master.node.status()
-    assert sorted(one.node for one in status.slaves) == sorted(one.name for one in others(rig))
+    assert sorted(slave_status.node for slave_status in status.slaves) == sorted(
+        slave_status.name for slave_status in others(rig)
+    )
     assert status.lag_bytes == 0
     page = replication_metrics(rig.master.node)
-    series = [(one.name, *one.labels.values()) for one in page]
+    series = [(metric.name, *metric.labels.values()) for metric in page]
     assert len(set(series)) == len(series)
 
 
@@ -234,10 +239,10 @@ def test_a_slave_and_the_controller_know_the_masters_timer_check_point() -> None
     rig.advance(4_000)
     master = rig.master.node
     for node in others(rig):
-        heard = node.node.following.timers
-        assert heard is not None
-        assert heard.epoch == master.identity.epoch
-        age_ms = rig.clock.boot_ms() - heard.taken_ms
+        timers_heard = node.node.following.timers
+        assert timers_heard is not None
+        assert timers_heard.epoch == master.identity.epoch
+        age_ms = rig.clock.boot_ms() - timers_heard.taken_ms
         assert age_ms <= 3_000 + 500
     assert rig.controller is not None
     state = pb.ListReplicasReply.FromString(rig_list(rig)).groups[0]
@@ -274,10 +279,10 @@ def test_delayed_messages_fire_once_across_a_change_of_masters() -> None:
         answer = rig.ask(Kind.POP, pop("later", "g"))
         rig.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
         assert answer.body is not None
-        found = hop.decode_pop_reply(answer.body).deliveries
-        if not found:
+        deliveries = hop.decode_pop_reply(answer.body).deliveries
+        if not deliveries:
             break
-        seen += [one.head for one in found]
+        seen += [delivery.head for delivery in deliveries]
     assert sorted(seen) == sorted(b"%d" % number for number in range(40))
     assert rig.clock.wall_ms() >= due_ms
 
@@ -318,7 +323,7 @@ def test_a_broker_alone_becomes_one_of_three_with_all_that_it_has() -> None:
         rig.nodes.append(Node(rig, name).start())
     rig.ready()
     assert rig.master is alone
-    assert [one.head for one in rig.receive()] == [b"old"]
+    assert [delivery.head for delivery in rig.receive()] == [b"old"]
     assert [node.log() for node in rig.nodes] == [alone.log()] * 3
 
 
@@ -400,8 +405,8 @@ def test_a_slave_follows_the_address_that_works_whatever_another_controller_says
     before = slave.node.following.side
     view = slave.node.view
     old = tuple(
-        replace(one, address="elsewhere:1") if one.node == master.name else one
-        for one in view.members
+        replace(member, address="elsewhere:1") if member.node == master.name else member
+        for member in view.members
     )
     slave.node.on_view(replace(view, members=old))
     rig.advance(1_000)
@@ -423,13 +428,16 @@ def test_a_refusal_waits_until_what_it_rests_on_is_confirmed() -> None:
     old = rig.master
     rig.cut(old.name)
     create = admin.CreateTopicRequest(topic=admin.Topic(name="later")).SerializeToString()
-    made = rig.ask(Kind.CREATE_TOPIC, create, of=old)
+    answer = rig.ask(Kind.CREATE_TOPIC, create, of=old)
     again = rig.ask(Kind.CREATE_TOPIC, create, of=old)
     unknown = rig.ask(Kind.POP, pop("nowhere", "g", limit=1, invisible_ms=1_000), of=old)
+    timers = admin.ListTimersRequest(topic="nowhere").SerializeToString()
+    in_steps = rig.ask(Kind.LIST_TIMERS, timers, of=old)
     rig.until(lambda: rig.master is not old and len(rig.masters) == 2)
-    assert not made.heard
+    assert not answer.heard
     assert not again.heard
     assert not unknown.heard
+    assert not in_steps.heard
     rig.heal()
     rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert again.error is None or again.error.code is not Code.BAD_REQUEST

@@ -150,23 +150,23 @@ class Later:
 def test_the_next_life_begins_when_the_last_work_of_the_old_one_ended() -> None:
     own, disk = FlusherGroup(), Later()
     flusher = own.wrap(disk)
-    said: list[str] = []
+    results: list[str] = []
 
     def note(what: str) -> Callable[[], None]:
-        return lambda: said.append(what)
+        return lambda: results.append(what)
 
-    flusher.submit(note("written"), lambda error: said.append("heard"))
+    flusher.submit(note("written"), lambda error: results.append("heard"))
     own.stop(note("over"))
-    flusher.submit(note("too late"), lambda error: said.append("heard"))
-    assert said == []
+    flusher.submit(note("too late"), lambda error: results.append("heard"))
+    assert results == []
     disk.finish()
-    assert said == ["written", "over"]  # nobody is told of it any more
+    assert results == ["written", "over"]  # nobody is told of it any more
 
 
 def test_a_life_without_work_ends_at_once() -> None:
-    own, said = FlusherGroup(), []
-    own.stop(lambda: said.append("over"))
-    assert said == ["over"]
+    own, flusher_groups = FlusherGroup(), []
+    own.stop(lambda: flusher_groups.append("over"))
+    assert flusher_groups == ["over"]
 
 
 def test_a_rate_lets_so_many_bytes_through_in_a_second_and_saves_up_no_more_than_a_burst() -> None:

@@ -35,9 +35,9 @@ class OlderController:
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         def older(reply: bytes | PopmqError) -> None:
             if kind is Kind.REGISTER and not isinstance(reply, PopmqError):
-                told = pb.RegisterReply.FromString(reply)
-                told.grants_rebuilds, told.rebuild = False, ""
-                reply = told.SerializeToString()
+                decoded_reply = pb.RegisterReply.FromString(reply)
+                decoded_reply.grants_rebuilds, decoded_reply.rebuild = False, ""
+                reply = decoded_reply.SerializeToString()
             on_reply(reply)
 
         return self._under.request(kind, _older(kind, body), timeout_ms, older)
@@ -50,7 +50,7 @@ def _older(kind: Kind, body: bytes) -> bytes:
     """A heartbeat as an older controller reads it."""
     if kind is not Kind.REGISTER:
         return body
-    told = pb.RegisterRequest.FromString(body)
+    request = pb.RegisterRequest.FromString(body)
     for name in (
         "tables_equal_at",
         "tables_differ_at",
@@ -58,8 +58,8 @@ def _older(kind: Kind, body: bytes) -> bytes:
         "tables_hash_at",
         "asks_rebuild",
     ):
-        told.ClearField(name)
-    return told.SerializeToString()
+        request.ClearField(name)
+    return request.SerializeToString()
 
 
 class RigOfOlderController(Rig):
@@ -83,9 +83,9 @@ class DelayedGrants:
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         def delayed(reply: bytes | PopmqError) -> None:
             if kind is Kind.REGISTER and not isinstance(reply, PopmqError):
-                told = pb.RegisterReply.FromString(reply)
-                told.state.record.version = max(1, told.state.record.version - 1)
-                reply = told.SerializeToString()
+                decoded_reply = pb.RegisterReply.FromString(reply)
+                decoded_reply.state.record.version = max(1, decoded_reply.state.record.version - 1)
+                reply = decoded_reply.SerializeToString()
             on_reply(reply)
 
         return self._under.request(kind, body, timeout_ms, delayed)
@@ -141,15 +141,17 @@ class Load:
 
     def _look(self) -> None:
         """At no time are there fewer whole copies than have to be."""
-        whole = [one for one in self.rig.nodes if not one.node.identity.copying]
+        whole = [item for item in self.rig.nodes if not item.node.identity.copying]
         assert len(whole) >= self.rig.settings.replication.effective_min_in_sync
-        for one in self.rig.nodes:
-            assert one.node.leadership is None or not one.node.identity.copying, "a leader is wiped"
+        for node in self.rig.nodes:
+            assert node.node.leadership is None or not node.node.identity.copying, (
+                "a leader is wiped"
+            )
 
 
 def started(names: str = "abc", kind: type[Rig] = Rig, *, least: int = 0) -> tuple[Rig, Load]:
-    wanted = ReplicationSettings(replicas=len(names), min_in_sync=least)
-    rig = kind(names, settings=SETTINGS, replication=wanted)
+    expected = ReplicationSettings(replicas=len(names), min_in_sync=least)
+    rig = kind(names, settings=SETTINGS, replication=expected)
     rig.ready()
     rig.make_topic()
     load = Load(rig)
@@ -159,11 +161,11 @@ def started(names: str = "abc", kind: type[Rig] = Rig, *, least: int = 0) -> tup
 
 def plant(node: Node, offset: int = 5) -> None:
     """Its tables know of a letter that nobody redrove."""
-    node.node.broker.redriven._add(77, offset)
+    node.node.broker.deliveries.redriven._add(77, offset)
 
 
 def planted(node: Node) -> bool:
-    return node.node.broker.redriven.has(77, 5)
+    return node.node.broker.deliveries.redriven.has(77, 5)
 
 
 def differs(node: Node) -> bool:
@@ -171,7 +173,7 @@ def differs(node: Node) -> bool:
 
 
 def rebuilds(rig: Rig) -> list[int]:
-    return [one.node.rebuilds for one in rig.nodes]
+    return [node.node.rebuilds for node in rig.nodes]
 
 
 def is_in(rig: Rig, node: Node) -> bool:
@@ -179,7 +181,7 @@ def is_in(rig: Rig, node: Node) -> bool:
 
 
 def all_are_in(rig: Rig) -> bool:
-    return all(is_in(rig, one) and not differs(one) for one in rig.nodes)
+    return all(is_in(rig, node) and not differs(node) for node in rig.nodes)
 
 
 def test_one_wrong_slave_of_three_rebuilds_once_and_sends_never_stop() -> None:
@@ -197,7 +199,7 @@ def test_one_wrong_slave_of_three_rebuilds_once_and_sends_never_stop() -> None:
     rig.advance(2_000)
     assert wrong.log() == rig.master.log()
     assert not planted(wrong)
-    assert [one.failures for one in rig.nodes] == [[], [], []]
+    assert [node.failures for node in rig.nodes] == [[], [], []]
 
 
 def test_both_snapshots_of_the_differing_position_outlive_the_rebuild() -> None:
@@ -220,7 +222,7 @@ def test_both_snapshots_of_the_differing_position_outlive_the_rebuild() -> None:
 def test_a_master_with_wrong_tables_hands_over_and_rebuilds_alone() -> None:
     rig, load = started()
     wrong = rig.master
-    stores = {one.name: one.node.identity.store_id for one in others(rig)}
+    stores = {node.name: node.node.identity.store_id for node in others(rig)}
     plant(wrong)
     load.until(lambda: rig.masters not in ([], [wrong]))
     assert rebuilds(rig) == [0, 0, 0]
@@ -228,9 +230,11 @@ def test_a_master_with_wrong_tables_hands_over_and_rebuilds_alone() -> None:
     load.until(lambda: all_are_in(rig))
     load.run(5_000)
     assert sum(rebuilds(rig)) == 1
-    assert {one.name: one.node.identity.store_id for one in rig.nodes if one is not wrong} == stores
+    assert {
+        node.name: node.node.identity.store_id for node in rig.nodes if node is not wrong
+    } == stores
     assert not any(map(planted, rig.nodes))
-    assert [one.failures for one in rig.nodes] == [[], [], []]
+    assert [node.failures for node in rig.nodes] == [[], [], []]
 
 
 def test_a_master_with_wrong_tables_hands_over_though_a_slave_missed_a_comparison() -> None:
@@ -244,7 +248,7 @@ def test_a_master_with_wrong_tables_hands_over_though_a_slave_missed_a_compariso
     load.until(lambda: differs(first))
     late.housekeeper.release()
     load.until(lambda: differs(late))
-    positions = {one.node.following.tables.known.differs_at for one in (first, late)}
+    positions = {node.node.following.tables.known.differs_at for node in (first, late)}
     assert len(positions) == 2
     load.until(lambda: rig.masters not in ([], [wrong]))
     load.until(lambda: wrong.node.rebuilds == 1)
@@ -279,6 +283,7 @@ def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> 
     assert wrong.node.following.tables.kept, "it was rebuilt already"
 
 
+@pytest.mark.more
 def test_a_grant_of_an_older_record_counts_for_nothing() -> None:
     rig, load = started(kind=RigOfDelayedGrants)
     wrong = others(rig)[0]
@@ -352,6 +357,7 @@ def test_a_silent_slave_that_waits_for_a_comparison_makes_the_master_write_no_sn
     load.until(lambda: side._compared_ms > 0)
 
 
+@pytest.mark.more
 def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> None:
     rig, load = started("ab")
     slave = others(rig)[0]
@@ -405,6 +411,7 @@ def test_a_store_that_differs_again_after_its_rebuild_is_kept_and_stays_out() ->
     assert not is_in(rig, wrong)
 
 
+@pytest.mark.more
 def test_with_an_older_controller_a_replica_that_differs_keeps_its_store_and_stays_out() -> None:
     rig, load = started(kind=RigOfOlderController)
     wrong = others(rig)[0]
@@ -433,7 +440,7 @@ def test_with_an_older_controller_and_a_wrong_master_sends_continue_until_anothe
     # It is replaced, as at an upgrade: the others are equal again without a rebuild.
     wrong.kill()
     load.until(lambda: rig.masters not in ([], [wrong]))
-    load.until(lambda: all(is_in(rig, one) and not differs(one) for one in right))
+    load.until(lambda: all(is_in(rig, item) and not differs(item) for item in right))
     assert rebuilds(rig) == [0, 0, 0]
 
 
@@ -458,10 +465,10 @@ def test_one_replica_at_a_time_rebuilds() -> None:
         plant(node, 5 + number)
 
     def busy() -> int:
-        return sum(one.node.identity.copying for one in rig.nodes)
+        return sum(node.node.identity.copying for node in rig.nodes)
 
     most = 0
-    while not all(one.node.rebuilds == 1 for one in wrong):
+    while not all(node.node.rebuilds == 1 for node in wrong):
         load.run(100)
         most = max(most, busy())
     load.until(lambda: all_are_in(rig))
@@ -479,4 +486,4 @@ def test_replicas_under_load_never_differ(seconds: int) -> None:
     assert rebuilds(rig) == [0, 0, 0]
     assert load.refused == []
     assert not any(map(differs, rig.nodes))
-    assert all(one.node.following.tables.equal_at > 0 for one in others(rig))
+    assert all(item.node.following.tables.equal_at > 0 for item in others(rig))

@@ -94,10 +94,10 @@ def test_what_is_in_memory_is_read_when_it_is_on_disks(rig: Rig) -> None:
     rig.advance(50)
     assert empty.body is not None
     assert not hop.decode_pop_reply(empty.body).deliveries
-    found = ask()
-    rig.until(lambda: found.heard)
-    assert found.body is not None
-    assert [one.head for one in hop.decode_pop_reply(found.body).deliveries] == [b"x"]
+    answer = ask()
+    rig.until(lambda: answer.heard)
+    assert answer.body is not None
+    assert [delivery.head for delivery in hop.decode_pop_reply(answer.body).deliveries] == [b"x"]
 
 
 def test_the_death_of_the_master_alone_loses_nothing_that_was_in_memory(rig: Rig) -> None:
@@ -111,7 +111,7 @@ def test_the_death_of_the_master_alone_loses_nothing_that_was_in_memory(rig: Rig
     answer = rig.ask(Kind.POP, pop(QUICK, "g", limit=1, invisible_ms=60_000))
     rig.until(lambda: answer.heard)
     assert answer.body is not None
-    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == [b"kept"]
+    assert [delivery.head for delivery in hop.decode_pop_reply(answer.body).deliveries] == [b"kept"]
 
 
 def test_a_power_cut_of_all_of_the_set_loses_what_was_only_in_memory(rig: Rig) -> None:
@@ -128,7 +128,9 @@ def test_a_power_cut_of_all_of_the_set_loses_what_was_only_in_memory(rig: Rig) -
     answer = rig.ask(Kind.POP, pop(QUICK, "g", limit=8, invisible_ms=60_000))
     rig.until(lambda: answer.heard)
     assert answer.body is not None
-    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == [b"on disks"]
+    assert [delivery.head for delivery in hop.decode_pop_reply(answer.body).deliveries] == [
+        b"on disks"
+    ]
 
 
 def test_a_master_that_is_cut_off_answers_no_send_in_memory(rig: Rig) -> None:
@@ -139,7 +141,7 @@ def test_a_master_that_is_cut_off_answers_no_send_in_memory(rig: Rig) -> None:
     rig.advance(3_000)
     rig.heal()
     rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
-    assert not any(one.body for one in lost)
+    assert not any(answer.body for answer in lost)
 
 
 def test_a_send_in_memory_is_refused_while_too_few_replicas_are_there(rig: Rig) -> None:
@@ -219,9 +221,9 @@ def test_nobody_joins_the_set_who_does_not_hold_what_was_promised() -> None:
     sync.received_positions["a"] = 200
     assert sync.received == 100  # what comes waits for the candidate, too
     sync.received_positions["b"] = 100
-    wanted = sync.expand("b")
-    assert wanted is not None
-    assert wanted.sync_state_set == {"a", "b"}
+    expected = sync.expand("b")
+    assert expected is not None
+    assert expected.sync_state_set == {"a", "b"}
     assert not sync.joining
     assert sync.received == 100
     sync.received_positions["b"] = 200
@@ -273,16 +275,16 @@ def test_a_fetch_that_was_sent_before_the_receive_says_nothing_of_the_time_after
     received = MemoryConfirmation(
         sync, {"b": slave}, end=lambda: 0, soon=lambda work: work(), nudge=lambda: None
     )
-    told: list[str] = []
-    received.when_leadership_confirmed(lambda: told.append("told"))
+    texts: list[str] = []
+    received.when_leadership_confirmed(lambda: texts.append("told"))
     slave.sent_round = received.heartbeat_round
     old = Fetch(1, "b", 7, 0, 100, 0, 500, round=received.heartbeat_round - 1)
     received.on_fetch(slave, old)
     received.release_ready()
-    assert not told
+    assert not texts
     received.on_fetch(slave, old._replace(round=received.heartbeat_round))
     received.release_ready()
-    assert told
+    assert texts
 
 
 def test_what_a_slave_held_in_memory_does_not_count_once_it_has_restarted(rig: Rig) -> None:

@@ -4,13 +4,14 @@ import itertools
 
 import pytest
 
-from popmq.broker.ha.role import MASTERS, BrokerRole, GroupRecord, RoleOrder, TimersHeard, order
+from popmq.broker.ha.role import MASTERS, BrokerRole, RoleOrder, order
+from popmq.common.protocol.group_record import GroupRecord, TimerCheckPoint
 
 OWN, OTHER = "own", "other"
 
 
 def judged(*, leader: str, epoch: int, accepted: int, role: BrokerRole) -> RoleOrder:
-    record = GroupRecord(leader, epoch, frozenset((OWN, OTHER)), 1)
+    record = GroupRecord(leader, epoch, (OTHER, OWN), 1)
     return order(record, own_id=OWN, accepted=accepted, role=role)
 
 
@@ -33,15 +34,15 @@ def test_who_is_not_the_leader_follows(role: BrokerRole, epoch: int) -> None:
 
 @pytest.mark.parametrize("role", list(BrokerRole))
 def test_a_master_learns_and_one_that_was_it_before_a_restart_waits(role: BrokerRole) -> None:
-    wanted = RoleOrder.LEARN if role in MASTERS else RoleOrder.WAIT
-    assert judged(leader=OWN, epoch=5, accepted=5, role=role) is wanted
+    expected = RoleOrder.LEARN if role in MASTERS else RoleOrder.WAIT
+    assert judged(leader=OWN, epoch=5, accepted=5, role=role) is expected
 
 
 def test_of_two_timer_check_points_the_later_epoch_is_newer_and_then_the_further_one() -> None:
-    old = TimersHeard(epoch=1, last_read_ms=900, queue_offset=90, taken_ms=5)
+    old = TimerCheckPoint(1, 90, 900, taken_ms=5)
     assert old.is_newer_than(None)
-    assert TimersHeard(2, 100, 10, 1).is_newer_than(old)
-    assert TimersHeard(1, 100, 91, 1).is_newer_than(old)
-    assert TimersHeard(1, 901, 90, 1).is_newer_than(old)
-    assert not TimersHeard(1, 900, 90, 9).is_newer_than(old)
-    assert not old.is_newer_than(TimersHeard(2, 100, 10, 1))
+    assert TimerCheckPoint(2, 10, 100, 1).is_newer_than(old)
+    assert TimerCheckPoint(1, 91, 100, 1).is_newer_than(old)
+    assert TimerCheckPoint(1, 90, 901, 1).is_newer_than(old)
+    assert not TimerCheckPoint(1, 90, 900, 9).is_newer_than(old)
+    assert not old.is_newer_than(TimerCheckPoint(2, 10, 100, 1))

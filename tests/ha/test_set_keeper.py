@@ -189,11 +189,7 @@ def test_a_port_that_refuses_at_once_is_tried_again_later() -> None:
 
 
 def test_a_master_that_stood_still_blames_nobody() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
+    world, a, *_ = trio(follows=True)
     world.advance(100)
     world.clock.advance(60_000)  # it was stopped, and with it everybody it heard of
     world.step()

@@ -3,6 +3,7 @@
 import pytest
 from ha.replicas import ask, hello_to, pair, refusal, trio
 
+from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.replication_client import Phase
 from popmq.common.errors import Code
 from popmq.common.protocol import replication_payloads as replication
@@ -13,10 +14,7 @@ from popmq.common.protocol.replication_payloads import EpochEntry
 
 
 def test_a_slave_gets_the_log_and_what_it_has_on_its_disk_is_confirmed() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     end = a.append(50)
     world.settle()
     assert (b.store.durable, a.store.confirmed) == (end, end)
@@ -26,12 +24,29 @@ def test_a_slave_gets_the_log_and_what_it_has_on_its_disk_is_confirmed() -> None
     assert b.store.confirmed == end
 
 
-def test_records_are_confirmed_when_all_of_the_set_have_them_on_their_disks() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
+def test_a_slave_has_no_record_of_an_epoch_that_its_disk_does_not_know() -> None:
+    """R23: the entry of the EpochFile is durable before the block is in the log."""
+    world, a, b = pair(follows=True)
+    a.lead(2, b)
     b.follow(a)
-    c.follow(a)
-    world.settle()
+    before = b.store.end
+    seen: list[tuple[list[EpochEntry], int]] = []
+    append = EpochFile.append
+
+    def watched(self: EpochFile, epoch: int, start: int) -> None:
+        append(self, epoch, start)
+        if self is b.epochs:
+            seen.append((EpochFile(b.disk, "data/epochs").entries, b.store.end))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EpochFile, "append", watched)
+        world.settle()
+    assert b.store.end == a.store.end > before
+    assert seen == [([EpochEntry(1, 0), EpochEntry(2, before)], before)]
+
+
+def test_records_are_confirmed_when_all_of_the_set_have_them_on_their_disks() -> None:
+    world, a, b, c = trio(follows=True)
     before = a.store.confirmed
     c.flusher.held = True
     end = a.append()
@@ -43,10 +58,7 @@ def test_records_are_confirmed_when_all_of_the_set_have_them_on_their_disks() ->
 
 
 def test_a_slave_acknowledges_what_is_on_its_disk_and_not_what_it_received() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     before = a.store.confirmed
     b.flusher.held = True
     a.append()
@@ -58,10 +70,7 @@ def test_a_slave_acknowledges_what_is_on_its_disk_and_not_what_it_received() -> 
 
 
 def test_the_master_counts_itself_with_what_is_on_its_disk() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     before = a.store.confirmed
     a.flusher.held = True
     a.append()
@@ -71,10 +80,7 @@ def test_the_master_counts_itself_with_what_is_on_its_disk() -> None:
 
 
 def test_a_slave_writes_while_the_masters_disk_does() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     a.flusher.held = b.flusher.held = True
     a.append()
     world.settle()
@@ -103,11 +109,7 @@ def test_a_block_never_holds_records_of_two_epochs() -> None:
 
 
 def test_an_idle_slave_hears_of_the_confirmed_position_soon() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
+    world, a, b, c = trio(follows=True)
     c.flusher.held = True
     end = a.append()
     world.settle()
@@ -124,7 +126,7 @@ def test_a_slave_is_told_the_masters_timer_check_point_every_three_seconds() -> 
     b.follow(a)
     b.timers.clear()
     world.step()
-    assert [(one.last_read_ms, one.queue_offset) for one in b.timers] == [(111, 222)]
+    assert [(timer.last_read_ms, timer.queue_offset) for timer in b.timers] == [(111, 222)]
     world.advance(2_900)
     assert len(b.timers) == 1
     world.advance(200)
@@ -298,10 +300,7 @@ def test_an_epoch_is_on_the_disk_before_its_first_record_is() -> None:
 
 
 def test_the_master_does_not_count_what_waits_behind_a_batch() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     a.flusher.held = True
     first = a.append()
     world.settle()

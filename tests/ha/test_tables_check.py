@@ -65,8 +65,8 @@ def test_a_store_that_was_rebuilt_and_led_is_not_rebuilt_a_second_time() -> None
 def test_replicas_that_differ_name_the_same_position_though_one_missed_a_comparison() -> None:
     store, other = Store(), Store()
     store.differ(100)  # the other one's snapshot of 100 was not made
-    for one in (store, other):
-        one.differ(200, own=0xC)
+    for item in (store, other):
+        item.differ(200, own=0xC)
     assert store.check.newest == other.check.newest == (200, 0xC)
 
 

@@ -10,11 +10,7 @@ from popmq.common.protocol.replication_payloads import EpochEntry
 
 
 def test_a_new_master_keeps_what_its_predecessor_may_have_acknowledged() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
+    world, a, b, c = trio(follows=True)
     end = a.append(10)
     world.settle()
     assert a.store.confirmed == end
@@ -30,11 +26,7 @@ def test_a_new_master_keeps_what_its_predecessor_may_have_acknowledged() -> None
 
 
 def test_a_slave_cuts_what_its_new_master_never_had() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
+    world, a, b, c = trio(follows=True)
     common = a.append(5)
     world.settle()
     for port in (b.port, c.port):
@@ -84,10 +76,7 @@ def test_nothing_is_acknowledged_or_taken_for_confirmed_before_the_cut() -> None
 
 
 def test_a_slave_that_restarts_keeps_what_its_master_has() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     end = a.append(10)
     world.settle()
     b.crash()
@@ -101,10 +90,7 @@ def test_a_slave_that_restarts_keeps_what_its_master_has() -> None:
 
 
 def test_a_member_of_the_set_that_would_have_to_cut_confirmed_records_stops() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
+    world, a, b = pair(follows=True)
     a.append(10)
     world.settle()
     world.advance(50)
@@ -162,11 +148,7 @@ def test_an_answer_to_an_older_handshake_cuts_nothing() -> None:
 
 
 def test_a_slave_cuts_to_where_the_logs_part_and_not_to_what_it_knows_as_confirmed() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
+    world, a, b, c = trio(follows=True)
     common = a.append(5)
     world.settle()
     for port in (b.port, c.port):
@@ -186,11 +168,7 @@ def test_a_slave_cuts_to_where_the_logs_part_and_not_to_what_it_knows_as_confirm
 
 def test_epochs_behind_the_cut_are_forgotten() -> None:
     """A third master goes on with more of epoch 1 than the second one had."""
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
+    world, a, b, c = trio(follows=True)
     assert b.port is not None
     b.port.cut = True
     a.append(5)

@@ -30,7 +30,8 @@ class Asked:
         return self.verb not in ("get", "list", "watch")
 
 
-Fault = Callable[[Asked], str]  # "", "conflict", "error", "lost" (done, no answer), "drop"
+# "", "conflict", "error", "invalid", "lost" (done, no answer), "drop"
+Fault = Callable[[Asked], str]
 
 
 async def asked_of(request: web.Request) -> Asked | None:
@@ -53,13 +54,22 @@ def answer_of(fault: str, request: web.Request) -> web.Response | None:
         return refused(409, "Conflict", "the object has been modified")
     if fault == "error":
         return refused(500, "InternalError", "as the test wants it")
+    if fault == "invalid":
+        return refused(422, "Invalid", "the test refuses it", field="spec.refused")
     if fault == "drop":
         cut(request)
     return None
 
 
-def refused(code: int, reason: str, message: str) -> web.Response:
-    body = {"kind": "Status", "status": "Failure", "reason": reason, "message": message}
+def refused(code: int, reason: str, message: str, field: str = "") -> web.Response:
+    body: dict[str, object] = {
+        "kind": "Status",
+        "status": "Failure",
+        "reason": reason,
+        "message": message,
+    }
+    if field:
+        body["details"] = {"causes": [{"field": field, "message": message}]}
     return web.json_response({**body, "code": code}, status=code)
 
 

@@ -51,6 +51,10 @@ LARGE = cluster(
             "nodeSelector": {"disk": "nvme"},
             "priorityClassName": "high",
             "terminationGracePeriodSeconds": 120,
+            "schedulerName": "packing",
+            "env": [{"name": "TZ", "value": "Europe/Berlin"}],
+            "volumes": [{"name": "extra", "configMap": {"name": "extra"}}],
+            "volumeMounts": [{"name": "extra", "mountPath": "/etc/extra", "readOnly": True}],
         },
     },
     proxies={
@@ -64,6 +68,11 @@ LARGE = cluster(
         "maxConnectionAge": "5m",
     },
     controller={"replicas": 1},
+    remoting={"advertise": "queue.example:9876", "groupPorts": 2},
+    console={
+        "ingress": {"host": "queue.example", "className": "nginx", "tlsSecretName": "queue-tls"},
+        "resources": {"requests": {"memory": "128Mi"}},
+    },
     tls={"mode": "Secret", "secretName": "mine", "plainText": False},
     networkPolicy={"clients": [{"podSelector": {"matchLabels": {"app": "shop"}}}]},
     monitoring={"podMonitor": True, "rules": True, "labels": {"release": "prometheus"}},

@@ -22,14 +22,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from kube.access import token_access
 from kube.fake_api import Object
+from programs import run_program
 
-from popmq.operator.kube.api_client import MERGE, ApiAccess
+from popmq.operator.kube.access import ApiAccess
+from popmq.operator.kube.api_client import MERGE
 from popmq.operator.model.certificates import authority, serving
 
 _LIBC = ctypes.CDLL(None)
@@ -38,6 +41,7 @@ NEEDED = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "kubectl"),
     *("helm", "kwok-stages.yaml"),
 )
+API_ONLY = ("etcd", "kube-apiserver", "kubectl")
 START_S = 120.0
 LOCAL = "127.0.0.1"
 USERS = {
@@ -48,15 +52,15 @@ USERS = {
 }
 
 
-def find_assets() -> Path:
+def find_assets(needed: Sequence[str] = NEEDED) -> Path:
     """Skips the test that asks when there are none."""
     places = [Path(os.environ.get("KUBEBUILDER_ASSETS", "/nowhere"))]
     cache = os.environ.get("POPMQ_KUBE_CACHE") or Path.home() / ".cache" / "popmq-kube"
-    places += sorted(Path(cache).glob("v*"), key=lambda one: one.stat().st_mtime, reverse=True)
-    if found := shutil.which("kube-apiserver"):
-        places.append(Path(found).parent)
+    places += sorted(Path(cache).glob("v*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if result := shutil.which("kube-apiserver"):
+        places.append(Path(result).parent)
     for place in places:
-        if all((place / name).exists() for name in NEEDED):
+        if all((place / name).exists() for name in needed):
             return place
     reason = "no Kubernetes control plane: make kube-assets builds one (needs Go)"
     if os.environ.get("POPMQ_KUBE_REQUIRED"):
@@ -67,15 +71,16 @@ def find_assets() -> Path:
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in opened:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in opened]
+        for connection in opened:
+            connection.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in opened]
 
 
 class ControlPlane:
     """`nodes` are kwok's: their pods run nothing and are ready at once.  `address` is where pods
     find the API server; `kubelets` are names of nodes that are somebody else's.  It listens at
-    `host` and at a free port, unless one is given."""
+    `host` and at a free port, unless one is given.  Without `controllers` there is an API server
+    and nothing that acts on its objects."""
 
     def __init__(
         self,
@@ -86,10 +91,12 @@ class ControlPlane:
         kubelets: Sequence[str] = (),
         host: str = LOCAL,
         port: int = 0,
+        controllers: bool = True,
     ) -> None:
         self.folder = folder
         self._address = address
-        self.assets = find_assets()
+        self._with_controllers = controllers
+        self.assets = find_assets(NEEDED if controllers else API_ONLY)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.commands: dict[str, list[str]] = {}
         free, self.etcd, self.peer, *self.more = free_ports(5)
@@ -105,6 +112,8 @@ class ControlPlane:
         self._etcd()
         self._api_server()
         self.wait("the API server", lambda: self._ask("GET", "/readyz", raw=True) is not None)
+        if not self._with_controllers:
+            return
         self._controllers()
         self.wait(
             "the controllers",
@@ -114,6 +123,33 @@ class ControlPlane:
             self.post("/api/v1/nodes", _node(number))
         self._class("growing", True)
         self._class("fixed", False)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def define(self) -> None:
+        """The kinds of popmq, which are served then."""
+        self.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+        self.wait_for_definitions()
+
+    def wait_for_definitions(self) -> None:
+        """Until kinds are served, and known to admission, which looks for new ones every 10 s."""
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        owner = {"apiVersion": "popmq.io/v1beta1", "name": "demo", "uid": "demo"}
+        for kind in ("BrokerCluster", "LagReport", "User"):
+            owners = [{**owner, "kind": kind, "blockOwnerDeletion": True}]
+            metadata = {"name": "owned", "namespace": "default", "ownerReferences": owners}
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+            path = "/api/v1/namespaces/default/configmaps?dryRun=All"
+            self.wait(kind, lambda path=path, body=body: self._ask("POST", path, body) is not None)
 
     def stop(self) -> None:
         # The in-tree provisioner makes its volumes in /tmp, and forgets them when it is killed.
@@ -141,20 +177,19 @@ class ControlPlane:
 
     def access_as(self, user: str) -> ApiAccess:
         token = self.tokens.get(user, user)
-        tls = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        return ApiAccess(self.url, lambda: token, tls, "default")
+        return token_access(self.url, token, "default", self.folder / "ca.crt")
 
     def get(self, path: str) -> Object | None:
-        found = self._ask("GET", path)
-        return found if isinstance(found, dict) else None
+        result = self._ask("GET", path)
+        return result if isinstance(result, dict) else None
 
     def items(self, path: str) -> list[Object]:
         return list((self.get(path) or {}).get("items") or [])
 
     def post(self, path: str, body: Object) -> Object:
-        made = self._ask("POST", path, body)
-        assert isinstance(made, dict), f"POST {path} was refused"
-        return made
+        created = self._ask("POST", path, body)
+        assert isinstance(created, dict), f"POST {path} was refused"
+        return created
 
     def patch(self, path: str, body: Object) -> bool:
         """By merging; whether it was done."""
@@ -164,13 +199,10 @@ class ControlPlane:
         self._ask("DELETE", path, options)
 
     def kubectl(self, *arguments: str, given: str = "", ok: bool = True) -> str:
-        done = subprocess.run(
+        done = run_program(
             [self.assets / "kubectl", "--kubeconfig", self.folder / "admin.kubeconfig", *arguments],
             input=given,
-            capture_output=True,
-            text=True,
             timeout=120,
-            check=False,
         )
         assert not ok or done.returncode == 0, done.stderr
         return done.stdout if ok else done.stdout + done.stderr
@@ -409,8 +441,10 @@ class LivePods:
         answer = self._plane.get(f"/api/v1/namespaces/{namespace}/{plural}")
         if answer is None:  # brokers do not die with the API server
             raise ConnectionError("the API server does not say which pods there are")
-        found = answer["items"]
-        return [one for one in found if "popmq.io/cluster" in (one["metadata"].get("labels") or {})]
+        items = answer["items"]
+        return [
+            item for item in items if "popmq.io/cluster" in (item["metadata"].get("labels") or {})
+        ]
 
     def get(self, plural: str, namespace: str, name: str) -> Object | None:
         return self._plane.get(f"/api/v1/namespaces/{namespace}/{plural}/{name}")

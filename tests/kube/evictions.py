@@ -33,4 +33,4 @@ def evict(plane: ControlPlane, pod: Object, *, dry_run: bool = False) -> tuple[i
     except urllib.error.HTTPError as error:
         status = json.loads(error.read())
         causes = (status.get("details") or {}).get("causes") or []
-        return error.code, " ".join(one["message"] for one in causes) or str(status["message"])
+        return error.code, " ".join(cause["message"] for cause in causes) or str(status["message"])

@@ -71,13 +71,13 @@ class FakeApi:
     # -- for tests: the same without a network
 
     def get(self, plural: str, namespace: str, name: str) -> Object | None:
-        found = self.objects.get((plural, namespace, name))
-        return copied(found.body) if found else None
+        message = self.objects.get((plural, namespace, name))
+        return copied(message.body) if message else None
 
     def all(self, plural: str, namespace: str = "") -> list[Object]:
         return [
-            copied(one.body)
-            for (kind, where, _), one in sorted(self.objects.items())
+            copied(message.body)
+            for (kind, where, _), message in sorted(self.objects.items())
             if kind == plural and namespace in ("", where)
         ]
 
@@ -85,11 +85,11 @@ class FakeApi:
         """Create or replace, as some other client would."""
         metadata = body["metadata"]
         key = (plural, metadata.get("namespace", ""), metadata["name"])
-        found = self.objects.get(key)
-        if found is None:
+        message = self.objects.get(key)
+        if message is None:
             self._create(key, copied(body))
         else:
-            self._store(key, found, copied(body), whole=True)
+            self._store(key, message, copied(body), whole=True)
 
     def remove(self, plural: str, namespace: str, name: str) -> None:
         self._delete((plural, namespace, name), "Background")
@@ -133,14 +133,14 @@ class FakeApi:
                     raise Refused(409, "AlreadyExists", f"{key[0]} {key[2]} already exists")
                 return 201, self._create(key, body).body
             case "update":
-                found = self._found(key)
-                _check_version(found, body)
-                return 200, self._store(key, found, body, status=asked.sub == "status").body
+                message = self._found(key)
+                _check_version(message, body)
+                return 200, self._store(key, message, body, status=asked.sub == "status").body
             case "delete":
-                wanted = (body.get("preconditions") or {}).get("uid")
-                found = self._found(key)
-                if wanted and wanted != found.body["metadata"]["uid"]:
-                    raise Refused(409, "Conflict", f"the uid is not {wanted}")
+                expected = (body.get("preconditions") or {}).get("uid")
+                message = self._found(key)
+                if expected and expected != message.body["metadata"]["uid"]:
+                    raise Refused(409, "Conflict", f"the uid is not {expected}")
                 self._delete(key, body.get("propagationPolicy", "Background"))
                 return 200, {"kind": "Status", "status": "Success"}
         return self._patch(key, asked, request, body)
@@ -151,37 +151,37 @@ class FakeApi:
         status = asked.sub == "status"
         if "apply-patch" in request.headers["Content-Type"]:
             return self._apply(key, body, request.query["fieldManager"], status=status)
-        found = self._found(key)
-        _check_version(found, body)
-        merged = _merge(found.body, body)
-        return 200, self._store(key, found, merged, status=status).body
+        message = self._found(key)
+        _check_version(message, body)
+        merged = _merge(message.body, body)
+        return 200, self._store(key, message, merged, status=status).body
 
     def _apply(self, key: Key, body: Object, manager: str, *, status: bool) -> tuple[int, Object]:
-        found = self.objects.get(key)
-        if found is None:
+        message = self.objects.get(key)
+        if message is None:
             if status:
                 raise Refused(404, "NotFound", f"{key[0]} {key[2]} not found")
-            made = self._create(key, copied(body))
-            made.applied[manager] = copied(body)
-            made.body["metadata"]["managedFields"] = _managed(made)
-            return 201, made.body
+            new_message = self._create(key, copied(body))
+            new_message.applied[manager] = copied(body)
+            new_message.body["metadata"]["managedFields"] = _managed(new_message)
+            return 201, new_message.body
         # What this manager had and leaves out goes, unless another one has it too.
         slot = f"{manager}/status" if status else manager
-        merged = copied(found.body)
-        others = [one for name, one in found.applied.items() if name != slot]
-        for path in _leaves(found.applied.get(slot, {})):
-            if not _has(body, path) and not any(_has(one, path) for one in others):
+        merged = copied(message.body)
+        others = [manifest for name, manifest in message.applied.items() if name != slot]
+        for path in _leaves(message.applied.get(slot, {})):
+            if not _has(body, path) and not any(_has(manifest, path) for manifest in others):
                 _remove(merged, path)
         merged = _merge(merged, body)
-        found.applied[slot] = copied(body)
-        return 200, self._store(key, found, merged, status=status).body
+        message.applied[slot] = copied(body)
+        return 200, self._store(key, message, merged, status=status).body
 
     def _list(self, plural: str, namespace: str, query: Any) -> Object:
-        wanted = _selector(query.get("labelSelector", ""))
+        expected = _selector(query.get("labelSelector", ""))
         items = [
-            one.body
-            for (kind, where, _), one in sorted(self.objects.items())
-            if kind == plural and namespace in ("", where) and _matches(one.body, wanted)
+            message.body
+            for (kind, where, _), message in sorted(self.objects.items())
+            if kind == plural and namespace in ("", where) and _matches(message.body, expected)
         ]
         return {"kind": "List", "metadata": {"resourceVersion": str(self._version)}, "items": items}
 
@@ -189,7 +189,7 @@ class FakeApi:
         response = web.StreamResponse()
         await response.prepare(request)
         seen = int(request.query.get("resourceVersion") or self._version)
-        wanted = _selector(request.query.get("labelSelector", ""))
+        expected = _selector(request.query.get("labelSelector", ""))
         while True:
             if seen < self._oldest:
                 gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
@@ -199,7 +199,7 @@ class FakeApi:
                 where = body["metadata"].get("namespace", "")
                 if version > seen and kind == asked.plural and asked.namespace in ("", where):
                     seen = version
-                    if _matches(body, wanted):
+                    if _matches(body, expected):
                         line = json.dumps({"type": event, "object": body})
                         await response.write(line.encode() + b"\n")
             self._grown.clear()
@@ -208,10 +208,10 @@ class FakeApi:
     # -- storage
 
     def _found(self, key: Key) -> Stored:
-        found = self.objects.get(key)
-        if found is None:
+        message = self.objects.get(key)
+        if message is None:
             raise Refused(404, "NotFound", f"{key[0]} {key[2]} not found")
-        return found
+        return message
 
     def _create(self, key: Key, body: Object) -> Stored:
         metadata = body["metadata"]
@@ -222,15 +222,15 @@ class FakeApi:
             body["spec"].setdefault("replicas", 1)
         if key[0] not in ("pods", "persistentvolumeclaims"):
             body.pop("status", None)
-        made = self.objects[key] = Stored(body)
+        message = self.objects[key] = Stored(body)
         self._moved(key, "ADDED", body)
-        return made
+        return message
 
     def _store(
-        self, key: Key, found: Stored, body: Object, *, status: bool = False, whole: bool = False
+        self, key: Key, message: Stored, body: Object, *, status: bool = False, whole: bool = False
     ) -> Stored:
         """Nothing moves when nothing changes; a status write changes the status alone."""
-        old = found.body
+        old = message.body
         if status:
             body = {**old, "status": body.get("status", {})}
         elif not whole:
@@ -240,17 +240,17 @@ class FakeApi:
                 body["metadata"][name] = old["metadata"][name]
         if key[0] == "deployments":
             body["spec"].setdefault("replicas", 1)
-        body["metadata"]["managedFields"] = _managed(found)
+        body["metadata"]["managedFields"] = _managed(message)
         if _plain(body) == _plain(old):
-            old["metadata"]["managedFields"] = _managed(found)
-            return found
+            old["metadata"]["managedFields"] = _managed(message)
+            return message
         if body.get("spec") != old.get("spec"):
             body["metadata"]["generation"] = old["metadata"]["generation"] + 1
-        found.body = body
+        message.body = body
         self._moved(key, "MODIFIED", body)
         if "deletionTimestamp" in body["metadata"] and not body["metadata"].get("finalizers"):
             self._gone(key, "Background")
-        return found
+        return message
 
     def _moved(self, key: Key, event: str, body: Object) -> None:
         self._version += 1
@@ -259,25 +259,25 @@ class FakeApi:
         self._grown.set()
 
     def _delete(self, key: Key, policy: str) -> None:
-        found = self._found(key)
-        metadata = found.body["metadata"]
+        message = self._found(key)
+        metadata = message.body["metadata"]
         if metadata.get("finalizers"):
             if "deletionTimestamp" not in metadata:
                 metadata["deletionTimestamp"] = "2030-01-01T00:00:01Z"
-                self._moved(key, "MODIFIED", found.body)
+                self._moved(key, "MODIFIED", message.body)
             return
         self._gone(key, policy)
 
     def _gone(self, key: Key, policy: str) -> None:
-        found = self.objects.pop(key)
-        self._moved(key, "DELETED", found.body)
-        uid = found.body["metadata"]["uid"]
-        for other, one in list(self.objects.items()):
-            owners = one.body["metadata"].get("ownerReferences") or []
+        message = self.objects.pop(key)
+        self._moved(key, "DELETED", message.body)
+        uid = message.body["metadata"]["uid"]
+        for other, resource in list(self.objects.items()):
+            owners = resource.body["metadata"].get("ownerReferences") or []
             if any(owner["uid"] == uid for owner in owners) and other in self.objects:
                 if policy == "Orphan":
                     left = [owner for owner in owners if owner["uid"] != uid]
-                    one.body["metadata"]["ownerReferences"] = left
+                    resource.body["metadata"]["ownerReferences"] = left
                 else:
                     self._delete(other, policy)
 
@@ -287,9 +287,9 @@ def copied(body: Any) -> Any:
     return json.loads(json.dumps(body))
 
 
-def _check_version(found: Stored, body: Object) -> None:
-    wanted = (body.get("metadata") or {}).get("resourceVersion")
-    if wanted and wanted != found.body["metadata"]["resourceVersion"]:
+def _check_version(message: Stored, body: Object) -> None:
+    expected = (body.get("metadata") or {}).get("resourceVersion")
+    if expected and expected != message.body["metadata"]["resourceVersion"]:
         raise Refused(409, "Conflict", "the object has been modified")
 
 
@@ -297,9 +297,9 @@ def _selector(text: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.split(",") if part)
 
 
-def _matches(body: Object, wanted: dict[str, str]) -> bool:
+def _matches(body: Object, expected: dict[str, str]) -> bool:
     labels = body["metadata"].get("labels") or {}
-    return wanted.items() <= labels.items()
+    return expected.items() <= labels.items()
 
 
 def _merge(old: Any, change: Any) -> Any:

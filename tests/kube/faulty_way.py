@@ -10,10 +10,11 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from kube.access import token_access
 from kube.asked import Asked, Fault, answer_of, asked_of, cut
 from kube.control_plane import ControlPlane
 
-from popmq.operator.kube.api_client import ApiAccess
+from popmq.operator.kube.access import ApiAccess
 from popmq.testing.loop_thread import ThreadServer
 
 _HOP_BY_HOP = ("connection", "content-length", "transfer-encoding", "host", "content-encoding")
@@ -33,8 +34,7 @@ class FaultyWay(ThreadServer):
 
     @property
     def access(self) -> ApiAccess:
-        token = self._plane.tokens["admin"]
-        return ApiAccess(self.url, lambda: token, None, "default")
+        return token_access(self.url, self._plane.tokens["admin"], "default")
 
     def kubeconfig(self, folder: Path) -> Path:
         path = folder / "faulty-way.kubeconfig"
@@ -116,8 +116,8 @@ def each_write_fails_twice(seen: dict[object, set[str]]) -> Fault:
             return ""
         # Keys are new at each attempt, and a status or an event tells of the attempt.
         new = asked.plural in ("secrets", "events") or asked.sub
-        said = b"" if new else asked.said
-        failed = seen.setdefault((asked.verb, asked.plural, asked.name, asked.sub, said), set())
+        answer = b"" if new else asked.said
+        failed = seen.setdefault((asked.verb, asked.plural, asked.name, asked.sub, answer), set())
         for kind in ("conflict", "lost"):
             if kind not in failed:
                 failed.add(kind)

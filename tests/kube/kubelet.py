@@ -67,8 +67,8 @@ class Kubelet(ABC):
             while not self._stopped.wait(EVERY_S):
                 self._beat()
                 path = f"/api/v1/pods?fieldSelector=spec.nodeName={self.name}"
-                if (found := self.plane.get(path)) is not None:
-                    self.see(found["items"])
+                if (manifest := self.plane.get(path)) is not None:
+                    self.see(manifest["items"])
         except BaseException as error:
             self._failed.append(error)
 

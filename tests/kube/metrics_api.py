@@ -9,7 +9,6 @@ import ssl
 import threading
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, ClassVar, Self
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -49,12 +48,7 @@ class MetricsApi:
             self._plane.kubectl("wait", *ready)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for group, version in GROUPS.items():
             self._plane.kubectl("delete", "apiservice", f"{version}.{group}", ok=False)
         self._server.shutdown()
@@ -78,7 +72,9 @@ class MetricsApi:
 
     def _usage(self, pod: Object) -> Object:
         usage = {"cpu": self.cpu, "memory": "10Mi"}
-        containers = [{"name": one["name"], "usage": usage} for one in pod["spec"]["containers"]]
+        containers = [
+            {"name": container["name"], "usage": usage} for container in pod["spec"]["containers"]
+        ]
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "labels")}
         return {"metadata": metadata, "containers": containers}
 
@@ -109,9 +105,15 @@ def _resources(group_version: str) -> Object:
     name, kind = ("pods", "PodMetrics")
     if group_version.startswith("custom."):
         name, kind = ("pods/any", "MetricValueList")
-    one = {"name": name, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["get"]}
-    found = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version}
-    return {**found, "resources": [one]}
+    manifest = {
+        "name": name,
+        "singularName": "",
+        "namespaced": True,
+        "kind": kind,
+        "verbs": ["get"],
+    }
+    results = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version}
+    return {**results, "resources": [manifest]}
 
 
 def _api_service(group: str, version: str, port: int) -> Object:

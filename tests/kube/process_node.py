@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from kube.control_plane import ROOT, ControlPlane
 from kube.fake_api import Object
@@ -28,6 +28,13 @@ from kube.sandbox import skip_without_root
 
 PREFIX = "/opt/popmq"  # of the image
 GRACE_S = 10.0
+PORTS = {
+    "BROKER_LISTEN": 10911,
+    "CONTROLLER_LISTEN": 9878,
+    "PROXY_LISTEN": 8081,
+    "PROXY_ADMIN_LISTEN": 8082,
+    "HTTP_LISTEN": 5557,
+}
 _REFERENCE = re.compile(r"\$\(([A-Za-z0-9_]+)\)")
 
 
@@ -47,7 +54,9 @@ class Running:
 
 
 class ProcessNode(Kubelet):
-    """`wanted` chooses pods, others wait for ever; `names` are those that are no Service's, with
+    """A role listens at its pod's address where it would listen at all of a pod's own network.
+
+    `accepts` chooses pods, others wait for ever; `names` are those that are no Service's, with
     their addresses; `network` is the first three numbers of all addresses."""
 
     def __init__(
@@ -58,7 +67,7 @@ class ProcessNode(Kubelet):
         image: Image,
         network: str,
         names: Mapping[str, str],
-        wanted: Callable[[Object], bool],
+        accepts: Callable[[Object], bool],
     ) -> None:
         skip_without_root()
         super().__init__(plane, "here")
@@ -67,23 +76,18 @@ class ProcessNode(Kubelet):
         self._image = image
         self._network = network
         self._names = dict(names)
-        self._wanted = wanted
+        self._wanted = accepts
         self._running: dict[str, Running] = {}  # by uid
         self._hosts = folder / "hosts"
         self._hosts.write_text("")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         try:
-            super().__exit__(kind, error, traceback)
+            super().__exit__(*raised)
         finally:
-            for one in self._running.values():
-                _signal(one, signal.SIGKILL)
-                one.process.wait()
+            for process in self._running.values():
+                _signal(process, signal.SIGKILL)
+                process.process.wait()
 
     def kill(self, pod: Object) -> None:
         """As when its memory is at an end."""
@@ -97,10 +101,10 @@ class ProcessNode(Kubelet):
         return (self._folder / f"{pod}.log").read_text(errors="replace")[-4_000:]
 
     def see(self, pods: list[Object]) -> None:
-        ours = {one["metadata"]["uid"]: one for one in pods if self._wanted(one)}
-        for uid, one in self._running.items():
+        ours = {pod["metadata"]["uid"]: pod for pod in pods if self._wanted(pod)}
+        for uid, process in self._running.items():
             if uid not in ours:
-                _signal(one, signal.SIGKILL)
+                _signal(process, signal.SIGKILL)
         for uid, pod in ours.items():
             running = self._running.get(uid)
             if "deletionTimestamp" in pod["metadata"]:
@@ -119,7 +123,7 @@ class ProcessNode(Kubelet):
         variables = self._variables(pod, container, address)
         given = [*container.get("command", self._image.entry_point), *container.get("args", ())]
         command = [
-            _REFERENCE.sub(lambda found: variables.get(found[1], found[0]), word) for word in given
+            _REFERENCE.sub(lambda match: variables.get(match[1], match[0]), word) for word in given
         ]
         script = self._root(pod, container)
         lead = ["setpriv", "--pdeathsig", "KILL"]
@@ -139,23 +143,23 @@ class ProcessNode(Kubelet):
                 stderr=log,
                 start_new_session=True,
             )
-        self._running[metadata["uid"]] = one = Running(pod, address, process)
+        self._running[metadata["uid"]] = item = Running(pod, address, process)
         self.started.append(pod)
-        self._tell_of(pod, one)
+        self._tell_of(pod, item)
 
-    def _end(self, pod: Object, one: Running | None) -> None:
-        if one is not None and one.process.poll() is None:
-            if not one.kill_at:
-                one.kill_at = time.monotonic() + GRACE_S
-                _signal(one, signal.SIGTERM)
-            elif time.monotonic() > one.kill_at:
-                _signal(one, signal.SIGKILL)
+    def _end(self, pod: Object, process: Running | None) -> None:
+        if process is not None and process.process.poll() is None:
+            if not process.kill_at:
+                process.kill_at = time.monotonic() + GRACE_S
+                _signal(process, signal.SIGTERM)
+            elif time.monotonic() > process.kill_at:
+                _signal(process, signal.SIGKILL)
             return
         self.remove(pod)
 
-    def _tell_of(self, pod: Object, one: Running) -> bool:
+    def _tell_of(self, pod: Object, process: Running) -> bool:
         """The pod's status: it runs, or how it ended."""
-        code = one.process.poll()
+        code = process.process.poll()
         (container,) = pod["spec"]["containers"]
         runs = code is None
         phase = "Running" if runs else "Failed" if code else "Succeeded"
@@ -172,8 +176,8 @@ class ProcessNode(Kubelet):
         }
         status = {
             "phase": phase,
-            "podIP": one.address,
-            "podIPs": [{"ip": one.address}],
+            "podIP": process.address,
+            "podIPs": [{"ip": process.address}],
             "conditions": conditions(PodScheduled=True, Ready=runs, ContainersReady=runs),
             "containerStatuses": [of_container],
         }
@@ -182,7 +186,7 @@ class ProcessNode(Kubelet):
     # -- what a container finds
 
     def _variables(self, pod: Object, container: Object, address: str) -> dict[str, str]:
-        found = {
+        variables = {
             **self._image.environment,
             "KUBERNETES_SERVICE_HOST": self.plane.host,
             "KUBERNETES_SERVICE_PORT": str(self.plane.api_port),
@@ -192,18 +196,27 @@ class ProcessNode(Kubelet):
             "metadata.namespace": pod["metadata"]["namespace"],
             "status.podIP": address,
         }
-        for one in container.get("env", ()):
-            source = one.get("valueFrom", {}).get("fieldRef")
-            found[one["name"]] = fields[source["fieldPath"]] if source else one.get("value", "")
-        return found
+        if "--config" in container.get("args", ()):
+            variables |= {
+                f"POPMQ_{setting}": f"{address}:{port}" for setting, port in PORTS.items()
+            }
+        for item in container.get("env", ()):
+            source = item.get("valueFrom", {}).get("fieldRef")
+            value = fields[source["fieldPath"]] if source else item.get("value", "")
+            # As a kubelet does: variables that come before may be named.
+            variables[item["name"]] = re.sub(
+                r"\$\(([A-Z_]+)\)", lambda match: variables.get(match[1], match[0]), value
+            )
+        return variables
 
     def _root(self, pod: Object, container: Object) -> str:
         """A script that makes the container's files and becomes its command."""
         home = self._folder / pod["metadata"]["uid"]
-        volumes = {one["name"]: one for one in pod["spec"].get("volumes", ())}
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
         binds = []
         for mount in container.get("volumeMounts", ()):
-            place = home / mount["name"]
+            claim = volumes[mount["name"]].get("persistentVolumeClaim", {}).get("claimName")
+            place = self._folder / "claims" / claim if claim else home / mount["name"]
             if not place.exists():
                 place.mkdir(parents=True)
                 self._fill(place, volumes[mount["name"]], pod)
@@ -247,36 +260,44 @@ class ProcessNode(Kubelet):
     def _fill(self, place: Path, volume: Object, pod: Object) -> None:
         sources = volume["projected"]["sources"] if "projected" in volume else [volume]
         where = f"/api/v1/namespaces/{pod['metadata']['namespace']}"
-        for one in sources:
-            if asked := one.get("serviceAccountToken"):
+        for source in sources:
+            if asked := source.get("serviceAccountToken"):
                 account = pod["spec"]["serviceAccountName"]
                 path = f"{where}/serviceaccounts/{account}/token"
                 request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
-                made = self.plane.post(path, {**request, "spec": {}})
-                (place / asked["path"]).write_text(made["status"]["token"])
-            elif "downwardAPI" in one:
+                reply = self.plane.post(path, {**request, "spec": {}})
+                (place / asked["path"]).write_text(reply["status"]["token"])
+            elif "downwardAPI" in source:
                 (place / "namespace").write_text(pod["metadata"]["namespace"])
-            elif asked := one.get("configMap"):
+            elif asked := source.get("configMap"):
                 data = (self.plane.get(f"{where}/configmaps/{asked['name']}") or {})["data"]
                 _write(place, {key: text.encode() for key, text in data.items()}, asked)
-            elif asked := one.get("secret"):
-                data = (self.plane.get(f"{where}/secrets/{asked['secretName']}") or {})["data"]
+            elif asked := source.get("secret"):
+                name = asked.get("secretName") or asked["name"]
+                data = (self.plane.get(f"{where}/secrets/{name}") or {})["data"]
+                if "projected" in volume:  # here roles run as root, for whom its group is another
+                    asked = {**asked, "defaultMode": 0o600}
                 _write(place, {key: base64.b64decode(text) for key, text in data.items()}, asked)
             else:
-                assert "emptyDir" in one, one
+                assert {"emptyDir", "persistentVolumeClaim"} & set(source), source
 
     def _name_services(self, pods: list[Object]) -> None:
-        """Of headless Services, as the cluster's DNS would; written in place, since it is bound."""
-        names = dict(self._names)
+        """Of Services and of pods behind headless ones, as the cluster's DNS would; written in
+        place, since it is bound.  A Service leads to one of its pods."""
+        names: dict[str, str] = {}
         for service in self.plane.items("/api/v1/services"):
             metadata, selector = service["metadata"], service["spec"].get("selector")
-            if service["spec"].get("clusterIP") != "None" or not selector:
+            if not selector:
                 continue
             for pod in pods:
                 labels = pod["metadata"].get("labels") or {}
-                one = self._running.get(pod["metadata"]["uid"])
-                if one is not None and selector.items() <= labels.items():
-                    names[f"{metadata['name']}.{metadata['namespace']}.svc"] = one.address
+                process = self._running.get(pod["metadata"]["uid"])
+                if process is not None and selector.items() <= labels.items():
+                    domain = f"{metadata['name']}.{metadata['namespace']}.svc"
+                    names[domain] = process.address
+                    if pod["spec"].get("subdomain") == metadata["name"]:
+                        names[f"{pod['spec']['hostname']}.{domain}"] = process.address
+        names |= self._names
         text = "127.0.0.1 localhost\n"
         text += "".join(f"{address} {name}\n" for name, address in sorted(names.items()))
         if self._hosts.read_text() != text:
@@ -288,16 +309,18 @@ class ProcessNode(Kubelet):
 def _write(place: Path, data: Mapping[str, bytes], asked: Object) -> None:
     items = asked.get("items") or [{"key": key, "path": key} for key in data]
     for item in items:
-        (place / item["path"]).write_bytes(data[item["key"]])
+        path = place / item["path"]
+        path.write_bytes(data[item["key"]])
+        path.chmod(asked.get("defaultMode", 0o644))
 
 
-def _signal(one: Running, number: signal.Signals) -> None:
+def _signal(process: Running, number: signal.Signals) -> None:
     """Also to what it has started."""
-    if one.process.poll() is None:
-        os.killpg(one.process.pid, number)
+    if process.process.poll() is None:
+        os.killpg(process.process.pid, number)
 
 
 def _where(name: str) -> str:
-    found = shutil.which(name)
-    assert found is not None, name
-    return found
+    result = shutil.which(name)
+    assert result is not None, name
+    return result

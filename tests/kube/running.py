@@ -11,16 +11,17 @@ from kube.fake_api import Object
 from kube.world import NOW, Brokers
 
 from popmq.operator.cluster.reconcile import Reconciler
-from popmq.operator.kube.api_client import ApiAccess, ApiClient, ApiError, ApiUnavailable
+from popmq.operator.kube.access import ApiAccess
+from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable
 from popmq.operator.reports.report_reconcile import ReportDefaults
 
 
 def given(name: str, namespace: str, **spec: Any) -> Object:
     """A BrokerCluster as somebody writes it."""
-    made = cluster(name, namespace, **spec)
+    new_cluster = cluster(name, namespace, **spec)
     for key in ("uid", "generation"):
-        del made["metadata"][key]
-    return made
+        del new_cluster["metadata"][key]
+    return new_cluster
 
 
 class Running:
@@ -57,7 +58,7 @@ class Running:
 
         def asked() -> bool:
             claims = self.plane.items(path)
-            return {one["spec"]["resources"]["requests"]["storage"] for one in claims} == {size}
+            return {claim["spec"]["resources"]["requests"]["storage"] for claim in claims} == {size}
 
         self._look(name, namespace, asked, 60.0)
         capacity = f'{{"capacity":{{"storage":"{size}"}}}}'
@@ -73,14 +74,19 @@ class Running:
 
     def status(self, name: str, namespace: str) -> Object:
         path = f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}"
-        found: Object = (self.plane.get(path) or {}).get("status") or {}
-        return found
+        status: Object = (self.plane.get(path) or {}).get("status") or {}
+        return status
 
     def images(self, namespace: str) -> set[str]:
         return {pod["spec"]["containers"][0]["image"] for pod in self.pods(namespace)}
 
     def pods(self, namespace: str) -> list[Object]:
         return self.plane.items(f"/api/v1/namespaces/{namespace}/pods")
+
+    def _check_rights(self, name: str, namespace: str) -> None:
+        """A right that is missing is a refusal like any other, and a mistake in every test."""
+        for condition in self.status(name, namespace).get("conditions", []):
+            assert "is forbidden" not in condition["message"], condition["message"]
 
     def _look(self, name: str, namespace: str, done: Callable[[], bool], limit_s: float) -> None:
         async def looks() -> None:
@@ -97,6 +103,7 @@ class Running:
                 while time.monotonic() < until:
                     try:
                         outcome = await operator.reconcile(namespace, name)
+                        self._check_rights(name, namespace)
                         if done() or not outcome.soon:
                             return
                     except ApiError as error:

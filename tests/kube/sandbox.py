@@ -16,10 +16,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
+from programs import run_program
 
 _LIBC = ctypes.CDLL(None)
 NEEDED = ("unshare", "nsenter", "mount", "chroot", "setpriv")
@@ -52,12 +52,12 @@ def read_dockerfile(path: Path) -> list[Stage]:
 
 def stage_line(stages: Sequence[Stage], name: str) -> list[Stage]:
     """The stage and those it is made from, first things first."""
-    known = {one.name: one for one in stages}
-    found: list[Stage] = []
+    known = {stage.name: stage for stage in stages}
+    found_stages: list[Stage] = []
     while name in known:
-        found.insert(0, known[name])
+        found_stages.insert(0, known[name])
         name = known[name].base
-    return found
+    return found_stages
 
 
 class Sandbox:
@@ -100,12 +100,7 @@ class Sandbox:
             pytest.skip("this machine lets nobody make a mount namespace with an overlay")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _base(self) -> str:
@@ -130,12 +125,9 @@ class Sandbox:
 
     def run(self, command: str, environment: Mapping[str, str]) -> None:
         """As the builder does: root, and everything can be written."""
-        done = subprocess.run(
+        done = run_program(
             [*self._inside(), "/bin/sh", "-c", command],
             env={**os.environ, **environment, "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin"},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
@@ -160,7 +152,7 @@ class Sandbox:
         """As a kubelet does for a pod of the profile `restricted`."""
         number, _, group = user.partition(":")
         limits = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
-        who = (
+        client = (
             _where("setpriv"),
             f"--reuid={number}",
             f"--regid={group}",
@@ -169,7 +161,7 @@ class Sandbox:
         )
         with log.open("ab") as written:
             return subprocess.Popen(
-                [*self._inside(), *who, "--", *arguments],
+                [*self._inside(), *client, "--", *arguments],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -186,10 +178,14 @@ class Sandbox:
         return path
 
     def size_bytes(self, path: str) -> int:
-        told = subprocess.run(
-            [*self._inside(), "du", "-sb", path], capture_output=True, text=True, check=True
-        )
-        return int(told.stdout.split()[0])
+        process = run_program([*self._inside(), "du", "-sb", path], check=True)
+        return int(process.stdout.split()[0])
+
+    def compressed_bytes(self, path: str) -> int:
+        """What a layer with this folder takes in a registry."""
+        script = f"tar -cz {shlex.quote(path)} 2>/dev/null | wc -c"
+        process = run_program([*self._inside(), "/bin/sh", "-c", script], check=True)
+        return int(process.stdout)
 
     def _enter(self) -> list[str]:
         assert self._holder is not None
@@ -201,9 +197,9 @@ class Sandbox:
 
 def _where(name: str) -> str:
     """What runs has a PATH of its own, which need not have the tools of root."""
-    found = shutil.which(name)
-    assert found is not None, name
-    return found
+    result = shutil.which(name)
+    assert result is not None, name
+    return result
 
 
 def skip_without_root() -> None:

@@ -9,7 +9,7 @@ they say what the pods' conditions say.
 
 import signal
 from collections.abc import Callable, Collection
-from types import TracebackType
+from typing import Any
 
 from kube.control_plane import ControlPlane
 from kube.fake_api import Object
@@ -42,14 +42,9 @@ class SlowNode(Kubelet):
         self._told: dict[str, list[Object]] = {}
         self._resting = 0  # until then Kubernetes makes no pods
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         try:
-            super().__exit__(kind, error, traceback)
+            super().__exit__(*raised)
         finally:
             self._rest(False)
 
@@ -59,8 +54,8 @@ class SlowNode(Kubelet):
         for pod in pods:
             uid, goes = pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]
             looks = self._looks()
-            wanted = LATE_LOOKS if name_of(pod) in self._late and not goes else LOOKS
-            rested = looks >= self._begun.setdefault((uid, goes), looks) + wanted
+            expected = LATE_LOOKS if name_of(pod) in self._late and not goes else LOOKS
+            rested = looks >= self._begun.setdefault((uid, goes), looks) + expected
             if not goes:
                 self._keep(pod, rested)
             elif rested:
@@ -76,16 +71,16 @@ class SlowNode(Kubelet):
         late = name_of(pod) in self._late
         ready, in_sync = rested or late, rested or not late
         given = {"Ready": ready, "ContainersReady": ready, IN_SYNC: in_sync}
-        wanted = conditions(PodScheduled=True, **given)
+        expected = conditions(PodScheduled=True, **given)
         uid = pod["metadata"]["uid"]
-        if self._told.get(uid) == wanted:
+        if self._told.get(uid) == expected:
             return
         (container,) = pod["spec"]["containers"]
         state = {"state": {"running": {}}, "ready": ready, "restartCount": 0}
         about = {"name": container["name"], "image": container["image"], "imageID": ""}
         running = {"phase": "Running", "containerStatuses": [{**about, **state}]}
-        if self.tell(pod, {**running, "conditions": wanted}):
-            self._told[uid] = wanted
+        if self.tell(pod, {**running, "conditions": expected}):
+            self._told[uid] = expected
 
 
 class SlowBrokers(Brokers):
@@ -96,16 +91,16 @@ class SlowBrokers(Brokers):
     def look_at(self, spec: ClusterSpec, group: str) -> GroupHealth:
         key = self.key(spec, group)
         pods = [
-            one
-            for one in self._api.all("pods", spec.namespace)
-            if one["metadata"]["labels"].get("popmq.io/broker-group") == group
-            and (one.get("status") or {}).get("phase") == "Running"
+            pod
+            for pod in self._api.all("pods", spec.namespace)
+            if pod["metadata"]["labels"].get("popmq.io/broker-group") == group
+            and (pod.get("status") or {}).get("phase") == "Running"
         ]
         alive = frozenset(map(name_of, pods))
         members = {
-            name_of(one)
-            for one in pods
-            if condition(one, IN_SYNC) == "True" and "deletionTimestamp" not in one["metadata"]
+            name_of(pod)
+            for pod in pods
+            if condition(pod, IN_SYNC) == "True" and "deletionTimestamp" not in pod["metadata"]
         }
         begun = key in self.masters or len(members) == spec.brokers.replicas
         if begun:

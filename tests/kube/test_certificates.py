@@ -7,8 +7,9 @@ import pytest
 from cryptography import x509
 from kube.clusters import cluster, read
 
-from popmq.operator.cluster.desired import tls_secrets
-from popmq.operator.model.certificates import authority, expiry, serving
+from popmq.operator.cluster.cluster_certificates import certificate_objects
+from popmq.operator.model.certificates import authority, end_of, serving
+from popmq.operator.model.spec import SpecError
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 NAMES = ["proxy.apps.svc", "10.0.0.7"]
@@ -32,7 +33,7 @@ def test_a_certificate_is_renewed_a_month_before_its_end() -> None:
     later = NOW + timedelta(days=61)
     renewed = serving(served, ca, NAMES, later)
     assert renewed["tls.crt"] != served["tls.crt"]
-    assert expiry(renewed) == later + timedelta(days=90)
+    assert end_of(renewed) == later + timedelta(days=90)
 
 
 def test_a_served_certificate_holds_the_names_and_is_signed_by_the_ca() -> None:
@@ -42,7 +43,7 @@ def test_a_served_certificate_holds_the_names_and_is_signed_by_the_ca() -> None:
     certificate.verify_directly_issued_by(loaded(ca, "tls.crt")[0])
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["proxy.apps.svc"]
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert [str(value) for value in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
 
 
 def test_other_names_make_another_certificate() -> None:
@@ -75,5 +76,18 @@ def test_a_key_that_is_not_the_certificates_is_made_again() -> None:
 
 
 def test_only_a_cluster_with_an_own_ca_gets_secrets() -> None:
-    assert len(tls_secrets(read(cluster()), {}, NOW)) == 2
-    assert tls_secrets(read(cluster(tls={"mode": "Disabled"})), {}, NOW) == []
+    assert len(certificate_objects(read(cluster()), {}, NOW)) == 3
+    assert certificate_objects(read(cluster(tls={"mode": "Disabled"})), {}, NOW) == []
+
+
+def test_a_name_beyond_ascii_is_encoded_as_certificates_have_it() -> None:
+    spec = read(cluster(tls={"names": ["münchen.de", "*.example", "203.0.113.7", "2001:db8::1"]}))
+    assert spec.tls.names == ("xn--mnchen-3ya.de", "*.example", "203.0.113.7", "2001:db8::1")
+    secrets = certificate_objects(spec, {}, NOW)
+    assert len(secrets) == 3
+
+
+@pytest.mark.parametrize("name", ["a b", "", "ü" * 80, "a/b"])
+def test_a_name_that_no_certificate_can_have_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match=r"tls\.names"):
+        read(cluster(tls={"names": [name]}))

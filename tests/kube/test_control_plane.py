@@ -19,21 +19,17 @@ from kube.whole import check_whole
 from kube.world import NOW
 
 from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
+from popmq.operator.model.conditions import verdict_in
 from popmq.operator.model.manifest import OPTIONAL, kind_of, name_of
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.xdist_group("kube")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path_factory.mktemp("kube"))
-    try:
-        plane.start()
-        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with ControlPlane(tmp_path_factory.mktemp("kube")) as plane:
+        plane.define()
         yield plane
-    finally:
-        plane.stop()
 
 
 @pytest.fixture
@@ -78,11 +74,11 @@ def test_a_cluster_that_lost_a_broker_serves_and_says_that_it_is_degraded(
     plane.apply(given("demo", namespace))
 
     def told() -> Object:
-        found = running.status("demo", namespace)["conditions"]
-        return {one["type"]: one for one in found}
+        conditions = running.status("demo", namespace)["conditions"]
+        return {condition["type"]: condition for condition in conditions}
 
-    def is_degraded(wanted: str) -> bool:
-        return bool(running.until("demo", namespace) and told()["Degraded"]["status"] == wanted)
+    def is_degraded(expected: str) -> bool:
+        return bool(running.until("demo", namespace) and told()["Degraded"]["status"] == expected)
 
     # With two of three it serves, and is not whole.
     plane.wait("the cluster", lambda: is_degraded("False"), limit_s=60)
@@ -110,15 +106,15 @@ def test_a_cluster_that_lost_a_broker_serves_and_says_that_it_is_degraded(
 
 
 def _events(plane: ControlPlane, namespace: str, reason: str) -> list[tuple[str, str]]:
-    found = plane.items(f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason={reason}")
-    return [(one["type"], one["message"]) for one in found]
+    events = plane.items(f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason={reason}")
+    return [(event["type"], event["message"]) for event in events]
 
 
 def _versions(
     plane: ControlPlane, namespace: str, name: str, *, of_status: bool = True
 ) -> dict[str, str]:
     """By object; without its status, where that is a thing of its own."""
-    found = {}
+    versions = {}
     for path in (
         f"/apis/apps/v1/namespaces/{namespace}/statefulsets",
         f"/apis/apps/v1/namespaces/{namespace}/deployments",
@@ -127,13 +123,13 @@ def _versions(
         f"/api/v1/namespaces/{namespace}/secrets",
         f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     ):
-        for one in plane.items(f"{path}?labelSelector=popmq.io/cluster={name}"):
-            metadata = one["metadata"]
+        for resource in plane.items(f"{path}?labelSelector=popmq.io/cluster={name}"):
+            metadata = resource["metadata"]
             version = metadata["resourceVersion"]
             if not of_status:
                 version = f"{metadata['uid']} {metadata.get('generation', version)}"
-            found[f"{path}/{metadata['name']}"] = version
-    return found
+            versions[f"{path}/{metadata['name']}"] = version
+    return versions
 
 
 def test_three_clusters_of_two_names_and_two_namespaces_live_their_own_lives(
@@ -162,9 +158,14 @@ def test_three_clusters_of_two_names_and_two_namespaces_live_their_own_lives(
         watched.settle()
         assert max(watched.most_down.values()) == 1
     plane.kubectl("annotate", "bcl", "demo", "-n", namespace, f"{_PROTECTION}=true")
+    running.until(*ours)
     plane.kubectl("delete", "bcl", "demo", "-n", namespace, "--wait=false")
     running.until(*ours)
-    (ready,) = (one for one in running.status(*ours)["conditions"] if one["type"] == "Ready")
+    (ready,) = (
+        condition
+        for condition in running.status(*ours)["conditions"]
+        if condition["type"] == "Ready"
+    )
     assert "delete-protection" in ready["message"]
     assert len(_brokers(plane, namespace, "demo")) == 2
     plane.kubectl("annotate", "bcl", "demo", "-n", namespace, f"{_PROTECTION}-")
@@ -179,8 +180,8 @@ _PROTECTION = "popmq.io/delete-protection"
 
 def _brokers(plane: ControlPlane, namespace: str, name: str) -> list[str]:
     query = f"labelSelector=popmq.io/cluster={name},app.kubernetes.io/component=broker"
-    found = plane.items(f"/api/v1/namespaces/{namespace}/pods?{query}")
-    return [one["metadata"]["uid"] for one in found]
+    pods = plane.items(f"/api/v1/namespaces/{namespace}/pods?{query}")
+    return [pod["metadata"]["uid"] for pod in pods]
 
 
 def _life_of(plane: ControlPlane, name: str, namespace: str) -> tuple[list[str], dict[str, str]]:
@@ -216,7 +217,9 @@ def test_a_write_that_is_refused_or_never_answered_changes_nothing_of_the_end(
     plane.wait("the pods to go", lambda: running.pods(namespace) == [], limit_s=60)
     assert len(plane.items(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims")) == 6
     assert len(failed) > 40
-    assert all(how == {"conflict", "lost"} for how in failed.values()), failed
+    # An event that tells of one attempt is not worth another.
+    written = {write: how for write, how in failed.items() if "'events'" not in str(write)}
+    assert {write: how for write, how in written.items() if how != {"conflict", "lost"}} == {}
 
 
 def test_all_that_a_cluster_can_consist_of_is_let_into_a_restricted_namespace(
@@ -226,13 +229,19 @@ def test_all_that_a_cluster_can_consist_of_is_let_into_a_restricted_namespace(
     warn = "pod-security.kubernetes.io/warn=restricted"
     plane.kubectl("label", "namespace", namespace, warn)
     spec = read({**LARGE, "metadata": {**LARGE["metadata"], "namespace": namespace}})
-    made = desired(spec, first_shapes(spec), ClusterInputs(NOW))
-    ours = [one for one in made if kind_of(one) not in OPTIONAL]  # others need their operator
-    assert len(ours) < len(made)
-    told = _dry_run(plane, ours)
-    assert told.count("serverside-applied") == len(ours)
-    assert "Warning" not in told
-    (bad,) = (one for one in ours if name_of(one) == "big-proxy" and one["kind"] == "Deployment")
+    results = desired(spec, first_shapes(spec), ClusterInputs(NOW))
+    ours = [
+        result for result in results if kind_of(result) not in OPTIONAL
+    ]  # others need their operator
+    assert len(ours) < len(results)
+    output = _dry_run(plane, ours)
+    assert output.count("serverside-applied") == len(ours)
+    assert "Warning" not in output
+    (bad,) = (
+        manifest
+        for manifest in ours
+        if name_of(manifest) == "big-proxy" and manifest["kind"] == "Deployment"
+    )
     del bad["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]
     assert "would violate PodSecurity" in _dry_run(plane, [bad])
 
@@ -260,12 +269,74 @@ def _dry_run(plane: ControlPlane, objects: list[Object]) -> str:
         ({"proxies": {"maxConnectionAge": "soon"}}, "such as 90s, 10m or 1h"),
         ({"tls": {"mode": "Secret"}}, "needs tls.secretName"),
         ({"config": {"batch": "1"}}, "is section.key"),
+        ({"brokers": {"retention": "99999d"}}, "at most 876000h"),
+        ({"brokers": {"template": {"labels": {"team": "a b!"}}}}, "template.labels"),
+        ({"brokers": {"template": {"labels": {"a b!": "x"}}}}, "a key is NAME or PREFIX/NAME"),
+        ({"proxies": {"template": {"tolerations": [{"operator": "Foo"}]}}}, '"Exists", "Equal"'),
+        (
+            {"proxies": {"template": {"tolerations": [{"operator": "Exists", "value": "x"}]}}},
+            "operator Exists has no value",
+        ),
+        (
+            {"controller": {"template": {"priorityClassName": "system-node-critical"}}},
+            "are for Kubernetes' own parts",
+        ),
+        (
+            {"proxies": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}}},
+            "resources.requests may not exceed resources.limits",
+        ),
+        ({"proxies": {"service": {"loadBalancerClass": "x"}}}, "is for type LoadBalancer"),
+        (
+            {"proxies": {"template": {"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}}},
+            "hostPath",
+        ),
+        (
+            {"brokers": {"template": {"volumes": [{"name": "data", "emptyDir": {}}]}}},
+            "are the operator's own",
+        ),
+        (
+            {"console": {"template": {"env": [{"name": "POPMQ_ENDPOINT", "value": "x"}]}}},
+            "a setting belongs into spec.config",
+        ),
+        ({"console": {"ingress": {}}}, "spec.console.ingress.host"),
+        ({"console": {"ingress": {"host": "A b"}}}, "spec.console.ingress.host"),
+        (
+            {"remoting": {"groupPorts": 1}, "brokers": {"groups": 2}},
+            "remoting.groupPorts is 0, or at least brokers.groups",
+        ),
+        (
+            {"remoting": {}, "config": {"remoting.advertise": "a:1"}},
+            "the settings remoting.* are made from spec.remoting",
+        ),
+        ({"remoting": {"advertise": "queue.example"}}, "spec.remoting.advertise"),
     ],
 )
 def test_the_api_server_refuses_what_cannot_be_and_says_what_to_do(
     plane: ControlPlane, spec: dict[str, Any], said: str
 ) -> None:
     assert said in plane.refusal(given("bad", "default", **spec))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({}, "spec.cluster"),
+        ({"cluster": "demo", "name": "A B"}, "1 to 64 of a-z"),
+        ({"cluster": "demo", "type": "Super"}, 'unknown field "spec.type"'),
+        ({"cluster": "demo", "policy": [{"actions": ["Pub"]}]}, "resources"),
+        (
+            {"cluster": "demo", "policy": [{"resources": ["topic:*"], "actions": ["Fly"]}]},
+            "Unsupported value",
+        ),
+        ({"cluster": "demo", "onDelete": "Keep"}, "Unsupported value"),
+    ],
+)
+def test_the_api_server_refuses_users_that_cannot_be(
+    plane: ControlPlane, spec: dict[str, Any], said: str
+) -> None:
+    metadata = {"name": "bad", "namespace": "default"}
+    user = {"apiVersion": "popmq.io/v1beta1", "kind": "User", "metadata": metadata, "spec": spec}
+    assert said in plane.refusal(user)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +361,7 @@ def test_a_node_that_is_emptied_gets_one_pod_of_a_group_at_a_time(
     running.until("demo", namespace)
     least = {"demo-broker-0": 2, "demo-proxy": 1, "demo-controller": 1}
     plane.wait("the budgets", lambda: set(_disruptions(plane, namespace).values()) == {1})
-    nodes = [one["metadata"]["name"] for one in plane.items("/api/v1/nodes")]
+    nodes = [node["metadata"]["name"] for node in plane.items("/api/v1/nodes")]
     plane.kubectl("cordon", *nodes)  # what is evicted stays away
     try:
         left = {}
@@ -305,22 +376,27 @@ def test_a_node_that_is_emptied_gets_one_pod_of_a_group_at_a_time(
         # Another group has a budget of its own.
         assert evict(plane, _pods(plane, namespace, "demo-broker-1-")[0]) == (GRANTED, "")
         plane.wait("them to go", lambda: set(_disruptions(plane, namespace).values()) == {0})
-        assert [evict(plane, one)[0] for one in left.values()] == [REFUSED] * len(left)
+        assert [evict(plane, manifest)[0] for manifest in left.values()] == [REFUSED] * len(left)
     finally:
         plane.kubectl("uncordon", *nodes)
     plane.wait("all of them", lambda: set(_disruptions(plane, namespace).values()) == {1})
-    assert [evict(plane, one) for one in left.values()] == [(GRANTED, "")] * len(left)
+    assert [evict(plane, manifest) for manifest in left.values()] == [(GRANTED, "")] * len(left)
 
 
 def _disruptions(plane: ControlPlane, namespace: str) -> dict[str, int]:
     """How many pods of each budget may go now."""
-    found = plane.items(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets")
-    return {one["metadata"]["name"]: one["status"]["disruptionsAllowed"] for one in found}
+    poddisruptionbudgets = plane.items(
+        f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    )
+    return {
+        poddisruptionbudget["metadata"]["name"]: poddisruptionbudget["status"]["disruptionsAllowed"]
+        for poddisruptionbudget in poddisruptionbudgets
+    }
 
 
 def _pods(plane: ControlPlane, namespace: str, prefix: str) -> list[Object]:
-    found = plane.items(f"/api/v1/namespaces/{namespace}/pods")
-    return [one for one in found if one["metadata"]["name"].startswith(prefix)]
+    pods = plane.items(f"/api/v1/namespaces/{namespace}/pods")
+    return [pod for pod in pods if pod["metadata"]["name"].startswith(prefix)]
 
 
 def test_a_reports_run_is_let_into_a_namespace_that_is_restricted(
@@ -383,9 +459,13 @@ def test_an_autoscaler_changes_the_proxies_and_the_operator_leaves_it_alone(
             plane.apply(given(name, namespace, brokers={"replicas": 1}, proxies=given_proxies))
             running.until(name, namespace)
 
-    settled(**{name: {"resources": one["resources"]} for name, one in scaled.items()})
+    settled(**{name: {"resources": manifest["resources"]} for name, manifest in scaled.items()})
     with MetricsApi(plane, cpu="1300m", figure="1400m"):  # twice 65 % of a core, twice 70 %
         settled(**scaled)
         for name in scaled:
             plane.wait(name, lambda name=name: replicas(name) == 4, limit_s=60)
             assert running.until(name, namespace)["glance"]["proxies"] == "4/4"
+        plane.kubectl("scale", "bcl/cpu", "-n", namespace, "--replicas=3")
+        status = running.until("cpu", namespace)
+        assert verdict_in(status, "ReplicasIgnored").reason == "Autoscaled"
+        assert status["glance"]["proxies"] == "4/4"

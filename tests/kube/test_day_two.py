@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from kube.asked import Asked
 from kube.clusters import cluster
+from kube.fake_api import Object
 from kube.world import World, play, running, versions
 
 
@@ -19,6 +20,7 @@ def test_the_number_of_groups_and_replicas_grows_at_once() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_fewer_replicas_take_the_last_away_and_never_the_master() -> None:
     async def story(world: World) -> None:
         await running(world)
@@ -106,8 +108,8 @@ def test_a_clusters_certificate_is_renewed_in_time_and_no_pod_restarts() -> None
         world.restarted.clear()
         seen = []
         for _ in range(3):  # of ninety days, the last thirty are for renewal
-            secrets = [world.api.get("secrets", "apps", f"demo-{one}") for one in ("tls", "ca")]
-            seen.append([(one or {})["data"]["tls.crt"] for one in secrets])
+            secrets = [world.api.get("secrets", "apps", f"demo-{name}") for name in ("tls", "ca")]
+            seen.append([(secret or {})["data"]["tls.crt"] for secret in secrets])
             world.now += timedelta(days=31)
             await world.run()
         first, second, third = seen
@@ -119,6 +121,7 @@ def test_a_clusters_certificate_is_renewed_in_time_and_no_pod_restarts() -> None
     play(story)
 
 
+@pytest.mark.more
 def test_a_paused_cluster_is_left_alone_and_goes_on_later() -> None:
     async def story(world: World) -> None:
         await running(world)
@@ -207,7 +210,8 @@ def test_what_is_not_wanted_any_more_goes() -> None:
         assert len(world.api.all("deployments")) == 2
         assert world.api.all("networkpolicies") == []
         assert world.api.all("horizontalpodautoscalers") == []
-        assert world.api.all("secrets") == []
+        secrets = [secret["metadata"]["name"] for secret in world.api.all("secrets")]
+        assert secrets == ["demo-cluster-secret"]
 
     play(story)
 
@@ -249,6 +253,7 @@ def test_two_clusters_of_a_namespace_and_two_of_a_name_do_not_meet() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_a_deleted_cluster_goes_and_its_volumes_and_records_stay() -> None:
     async def story(world: World) -> None:
         await running(world)
@@ -261,25 +266,77 @@ def test_a_deleted_cluster_goes_and_its_volumes_and_records_stay() -> None:
     play(story)
 
 
-def test_with_its_volumes_a_clusters_records_go_too() -> None:
+def test_a_cluster_goes_when_no_operator_runs() -> None:
     async def story(world: World) -> None:
         await running(world, cluster(brokers={"storage": {"onDelete": "Delete"}}))
-        _lease(world)
         world.api.remove("brokerclusters", "apps", "demo")
-        await world.look()
-        assert world.api.all("leases") == []
+        assert world.api.get("brokerclusters", "apps", "demo") is None
+        assert world.pods() == []
 
     play(story)
 
 
-def _lease(world: World) -> None:
-    world.api.put("leases", {"metadata": {"name": "popmq.demo.broker-0", "namespace": "apps"}})
+def test_a_finalizer_of_an_earlier_operator_goes() -> None:
+    async def story(world: World) -> None:
+        given = cluster()
+        given["metadata"]["finalizers"] = ["popmq.io/operator", "example.com/mine"]
+        await running(world, given)
+        kept = world.api.get("brokerclusters", "apps", "demo")
+        assert kept is not None
+        assert kept["metadata"]["finalizers"] == ["example.com/mine"]
+
+    play(story)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("kept", ["volumes", "no volumes"])
+def test_a_cluster_made_again_has_the_records_of_the_volumes_that_are_left(
+    kept: str, labelled: bool
+) -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        _lease(world)
+        world.api.remove("brokerclusters", "apps", "demo")
+        for claim in world.api.all("persistentvolumeclaims"):
+            if kept == "no volumes":
+                world.api.remove("persistentvolumeclaims", "apps", claim["metadata"]["name"])
+            elif not labelled:  # as somebody makes them of snapshots
+                world.api.put("persistentvolumeclaims", {**claim, "metadata": _plain(claim)})
+        await running(world)
+        leases = {lease["metadata"]["name"] for lease in world.api.all("leases")}
+        everything = {"popmq.demo.broker-0", "popmq.demo.cluster.owner"}
+        assert leases == (everything if kept == "volumes" else set())
+
+    play(story)
+
+
+def test_a_new_group_has_no_record_of_one_that_is_gone() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        _lease(world, "broker-0", "broker-1", "cluster.owner")
+        world.change(brokers={"groups": 2})
+        await world.run()
+        leases = {lease["metadata"]["name"] for lease in world.api.all("leases")}
+        assert leases == {"popmq.demo.broker-0", "popmq.demo.cluster.owner"}
+
+    play(story)
+
+
+def _plain(claim: Object) -> Object:
+    return {"name": claim["metadata"]["name"], "namespace": "apps"}
+
+
+def _lease(world: World, *groups: str) -> None:
+    for group in groups or ("broker-0", "cluster.owner"):
+        world.api.put("leases", {"metadata": {"name": f"popmq.demo.{group}", "namespace": "apps"}})
 
 
 def test_a_protected_cluster_stays_until_the_annotation_goes() -> None:
     async def story(world: World) -> None:
         await running(world)
         world.annotate("popmq.io/delete-protection", "true")
+        await world.look()
         world.api.remove("brokerclusters", "apps", "demo")
         await world.look()
         assert len(world.pods()) == 3
@@ -299,7 +356,9 @@ def test_a_spec_that_cannot_be_changes_nothing_and_says_why() -> None:
         await world.look()
         changed = {key[0] for key, version in versions(world).items() if before[key] != version}
         assert changed == {"brokerclusters"}
-        assert "pop.max_batch = 1000: at most 64" in world.condition("Ready")["message"]
+        assert (
+            "spec.config[pop.max_batch] = 1000: at most 64" in world.condition("Ready")["message"]
+        )
         assert world.status()["glance"]["masters"] == "1/1"
 
     play(story)

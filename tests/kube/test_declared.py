@@ -15,7 +15,7 @@ from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
 from popmq.common.wire import admin_pb2 as admin
 from popmq.operator.cluster.reconcile import LeaseLost
 from popmq.operator.declared.declared_resources import Change, ChangeKind
-from popmq.operator.declared.metadata_client import NetworkMetadataClient
+from popmq.operator.declared.metadata_client import NetworkMetadataClient, ProxyAccess
 from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC
 from popmq.testing.running_broker import RunningBroker
 
@@ -37,11 +37,32 @@ def play(popmq: RunningBroker, story: Story) -> None:
     asyncio.run(whole())
 
 
+def test_one_value_that_cannot_be_harms_its_own_object_only(popmq: RunningBroker) -> None:
+    async def story(desk: Desk) -> None:
+        desk.declare("Topic", "endless", retention="999999999999999d")
+        desk.declare("Topic", "odd", queues="many")
+        desk.declare("Topic", "plain")
+        desk.declare("ConsumerGroup", "readers")
+        await desk.settle()
+        assert set(desk.topics()) >= {"plain"}
+        assert "readers" in desk.groups()
+        for name in ("endless", "odd"):
+            ready = desk.condition("Topic", name)
+            assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+        assert desk.condition("Topic", "endless")["message"] == (
+            "spec.retention = 999999999999999d: at most 99999d"
+        )
+        for kind, name in (("Topic", "plain"), ("ConsumerGroup", "readers")):
+            assert desk.condition(kind, name)["status"] == "True"
+
+    play(popmq, story)
+
+
 def test_topics_and_groups_are_made_as_they_are_declared(popmq: RunningBroker) -> None:
     async def story(desk: Desk) -> None:
         desk.declare("Topic", "plain")
-        wanted = {"type": "FIFO", "queues": 3, "permission": "r", "retention": "2h"}
-        desk.declare("Topic", "orders", name="Orders_EU", **wanted)
+        expected = {"type": "FIFO", "queues": 3, "permission": "r", "retention": "2h"}
+        desk.declare("Topic", "orders", name="Orders_EU", **expected)
         desk.declare("Topic", "urgent", type="Priority")
         desk.declare("Topic", "chats", type="Lite", queues=8)
         desk.declare("ConsumerGroup", "readers")
@@ -69,10 +90,12 @@ def test_topics_and_groups_are_made_as_they_are_declared(popmq: RunningBroker) -
         for kind, name in (("Topic", "orders"), ("ConsumerGroup", "workers")):
             assert desk.condition(kind, name)["status"] == "True"
             assert desk.condition(kind, name, "Drifted")["status"] == "False"
-        before = {key: one.body["metadata"]["resourceVersion"] for key, one in _stored(desk)}
+        before = {
+            key: message.body["metadata"]["resourceVersion"] for key, message in _stored(desk)
+        }
         await desk.look()
         assert before == {
-            key: one.body["metadata"]["resourceVersion"] for key, one in _stored(desk)
+            key: message.body["metadata"]["resourceVersion"] for key, message in _stored(desk)
         }
 
     play(popmq, story)
@@ -121,10 +144,10 @@ def test_what_a_send_waits_for_is_declared_and_put_right(popmq: RunningBroker) -
         def durability() -> str:
             return desk.topics()["quick"].durability
 
-        for declared, wanted in (({}, "disk"), ({"durability": "Memory"}, "memory")):
+        for declared, expected in (({}, "disk"), ({"durability": "Memory"}, "memory")):
             desk.declare("Topic", "quick", **declared)
             await desk.settle()
-            assert durability() == wanted
+            assert durability() == expected
         assert desk.drift("Topic", "quick") == []
         desk.alter("quick", durability="disk")
         await desk.settle()
@@ -154,10 +177,12 @@ def test_transactions_wait_for_disks_whatever_is_declared(popmq: RunningBroker) 
         desk.declare("Topic", "other", name="payments", durability="Memory")
         desk.api.remove("topics", "apps", "payments")
         await desk.settle()
-        told = desk.condition("Topic", "other")
-        assert told["reason"] == "CannotChange"
-        assert "type is transaction" in told["message"]
-        assert "durability is disk, and that of a Transaction topic is fixed" in told["message"]
+        condition = desk.condition("Topic", "other")
+        assert condition["reason"] == "CannotChange"
+        assert "type is transaction" in condition["message"]
+        assert (
+            "durability is disk, and that of a Transaction topic is fixed" in condition["message"]
+        )
 
     play(popmq, story)
 
@@ -231,9 +256,9 @@ def test_a_topic_that_was_there_with_another_type_stays(popmq: RunningBroker) ->
         desk.client.topic(admin.CreateTopicRequest(topic=topic))
         desk.declare("Topic", "plain", type="Delay")
         await desk.settle()
-        said = desk.condition("Topic", "plain")["message"]
-        assert "type is fifo" in said
-        assert "that of a FIFO topic is fixed" in said
+        message = desk.condition("Topic", "plain")["message"]
+        assert "type is fifo" in message
+        assert "that of a FIFO topic is fixed" in message
         assert desk.topics()["plain"].type == "fifo"
 
     play(popmq, story)
@@ -361,7 +386,7 @@ def test_what_is_gone_already_is_deleted(popmq: RunningBroker) -> None:
     async def story(desk: Desk) -> None:
         plane = NetworkMetadataClient(desk.client.endpoint)
         gone = [Change(ChangeKind.DELETE, kind, "nobody") for kind in (TOPIC, CONSUMER_GROUP)]
-        assert await plane.change(read(cluster()), None, gone) == ["", ""]
+        assert await plane.change(read(cluster()), ProxyAccess(), gone) == ["", ""]
 
     play(popmq, story)
 

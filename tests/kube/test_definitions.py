@@ -18,7 +18,7 @@ from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC, ResourceKind
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "crds"
-NAMES = ("brokercluster", "consumergroup", "lagreport", "topic")
+NAMES = ("brokercluster", "consumergroup", "lagreport", "topic", "user")
 
 
 def definition(name: str) -> dict[str, Any]:
@@ -59,6 +59,17 @@ def test_there_is_a_file_for_each_kind() -> None:
 def test_every_part_of_a_schema_has_a_type(name: str) -> None:
     for path, part in parts(schema_of(name)):
         assert "type" in part or part.get("x-kubernetes-int-or-string"), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_has_a_description(name: str) -> None:
+    fields = [
+        (path, part)
+        for path, part in parts(schema_of(name))
+        if path.startswith((".spec", ".status")) and not path.endswith("[]")
+    ]
+    assert len(fields) > 15
+    assert [path for path, part in fields if not part.get("description")] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +116,7 @@ def test_what_a_command_can_choose_can_be_declared(
     name: str, field: str, choices: tuple[str, ...]
 ) -> None:
     declared = schema_of(name)["properties"]["spec"]["properties"][field]["enum"]
-    assert sorted(one.lower() for one in declared) == sorted(choices)
+    assert sorted(item.lower() for item in declared) == sorted(choices)
 
 
 def test_the_defaults_of_a_report_are_those_of_the_code() -> None:
@@ -117,17 +128,19 @@ def test_the_defaults_of_a_report_are_those_of_the_code() -> None:
 
 
 def test_each_reason_of_a_condition_is_told_with_what_to_do() -> None:
-    said = re.compile(
+    pattern = re.compile(
         r"""(?:ConditionValue\(\w+,|_refuse_removal\(stays,|\]\ =\ \(|reason\ =\ \(?)
         \s*"([A-Z]\w+)\"""",
         re.VERBOSE,
     )
     sources = (ROOT / "operator/popmq/operator").rglob("*.py")
-    reasons = {one for path in sources for one in said.findall(path.read_text(encoding="utf-8"))}
+    reasons = {
+        match for path in sources for match in pattern.findall(path.read_text(encoding="utf-8"))
+    }
     assert len(reasons) > 25, sorted(reasons)
     reasons.update(WORST_FIRST)
-    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
-    assert [one for one in sorted(reasons) if f"`{one}`" not in page] == []
+    page = (ROOT / "docs/reference/conditions.md").read_text(encoding="utf-8")
+    assert [reason for reason in sorted(reasons) if f"`{reason}`" not in page] == []
 
 
 def test_the_scale_of_a_cluster_is_its_proxies() -> None:
@@ -137,3 +150,36 @@ def test_the_scale_of_a_cluster_is_its_proxies() -> None:
         "statusReplicasPath": ".status.proxies.replicas",
         "labelSelectorPath": ".status.proxies.selector",
     }
+
+
+def unknown_parts(schema: dict[str, Any], value: Any, path: str) -> Iterator[str]:
+    """Fields that the schema does not have, and values that its enums do not."""
+    match value:
+        case dict():
+            known = schema.get("properties", {})
+            for name, below in value.items():
+                if name in known:
+                    yield from unknown_parts(known[name], below, f"{path}.{name}")
+                elif known and "additionalProperties" not in schema:
+                    yield f"{path}.{name}"
+        case list():
+            for below in value:
+                yield from unknown_parts(schema["items"], below, f"{path}[]")
+        case _ if "enum" in schema and value not in schema["enum"]:
+            yield f"{path}: {value}"
+
+
+def test_objects_on_the_pages_have_only_what_the_definitions_know() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
+    texts = [*blocks, (ROOT / "deploy" / "quickstart.yaml").read_text(encoding="utf-8")]
+    values = [value for text in texts for value in yaml.safe_load_all(text)]
+    own = [
+        value
+        for value in values
+        if isinstance(value, dict) and value.get("apiVersion") == "popmq.io/v1beta1"
+    ]
+    assert {value["kind"].lower() for value in own} == set(NAMES)
+    for value in own:
+        schema = schema_of(value["kind"].lower())["properties"]["spec"]
+        assert list(unknown_parts(schema, value["spec"], value["kind"])) == []

@@ -47,8 +47,8 @@ def degraded(observed: Observed, **brokers: int) -> ConditionValue:
 
 
 def of_one_group(pods: list[Pod], known: GroupHealth | None) -> ConditionValue:
-    told = None if known is None else {"broker-0": known}
-    return degraded(Observed(sets={0: group_set(0)}, pods={0: pods}, health=told))
+    answer = None if known is None else {"broker-0": known}
+    return degraded(Observed(sets={0: group_set(0)}, pods={0: pods}, health=answer))
 
 
 def test_a_cluster_with_all_its_copies_is_not_degraded() -> None:
@@ -68,21 +68,21 @@ def test_a_cluster_with_all_its_copies_is_not_degraded() -> None:
 def test_a_broker_that_does_not_work_is_named_with_its_group_and_the_copies_left(
     pods: list[Pod], said: str
 ) -> None:
-    found = of_one_group(pods, health(NAMES[0], NAMES[2]))
+    result = of_one_group(pods, health(NAMES[0], NAMES[2]))
     message = f"broker-0: 2 of 3 in sync ({LOST} {said})"
-    assert found == ConditionValue("True", "BrokerDown", message)
+    assert result == ConditionValue("True", "BrokerDown", message)
 
 
 def test_a_broker_that_is_ready_and_behind_is_told_apart() -> None:
-    found = of_one_group(PODS, health(NAMES[0], NAMES[2]))
+    condition = of_one_group(PODS, health(NAMES[0], NAMES[2]))
     message = f"broker-0: 2 of 3 in sync ({LOST} is not in sync)"
-    assert found == ConditionValue("True", "NotInSync", message)
+    assert condition == ConditionValue("True", "NotInSync", message)
 
 
 def test_a_group_without_a_master_is_the_worst_and_says_what_else_it_lacks() -> None:
-    found = of_one_group([pod(NAMES[0], ready=False), *PODS[1:]], health(master=""))
-    assert found.reason == "NoMaster"
-    assert found.message == (
+    condition = of_one_group([pod(NAMES[0], ready=False), *PODS[1:]], health(master=""))
+    assert condition.reason == "NoMaster"
+    assert condition.message == (
         "broker-0: 0 of 3 in sync (it has no master, demo-broker-0-0 is not ready, "
         "demo-broker-0-1 is not in sync, demo-broker-0-2 is not in sync)"
     )
@@ -90,21 +90,21 @@ def test_a_group_without_a_master_is_the_worst_and_says_what_else_it_lacks() -> 
 
 def test_without_controllers_only_what_pods_tell_is_concluded() -> None:
     assert of_one_group(PODS, None).status == "Unknown"
-    found = of_one_group([PODS[0], PODS[2]], None)
-    assert (found.status, found.reason) == ("True", "BrokerDown")
-    assert "no controller says how many" in found.message
+    condition = of_one_group([PODS[0], PODS[2]], None)
+    assert (condition.status, condition.reason) == ("True", "BrokerDown")
+    assert "no controller says how many" in condition.message
 
 
 def test_every_group_that_lacks_something_is_named_and_the_worst_is_the_reason() -> None:
-    wanted = 12
+    expected = 12
     observed = Observed(
-        sets={index: group_set(index) for index in range(wanted)},
+        sets={index: group_set(index) for index in range(expected)},
         pods={0: PODS},
         health={"broker-0": health(NAMES[0], NAMES[2])},
     )
-    found = degraded(observed, groups=wanted)
-    assert found.reason == "NoMaster"
-    parts = found.message.split("; ")
+    condition = degraded(observed, groups=expected)
+    assert condition.reason == "NoMaster"
+    parts = condition.message.split("; ")
     assert parts[0].startswith("broker-0: 2 of 3 in sync")
     assert parts[7].startswith("broker-7: 0 of 3 in sync")
     assert parts[8:] == ["and 4 more broker groups"]
@@ -115,8 +115,8 @@ def test_a_group_that_goes_lacks_nothing_and_one_that_is_being_drained_does() ->
     known = {"broker-0": health(*NAMES)}
     assert degraded(Observed(sets=sets, pods={0: PODS}, health=known)).status == "False"
     sets[1] = group_set(1, replicas=2)
-    found = degraded(Observed(sets=sets, pods={0: PODS}, health=known))
-    assert "broker-1: 0 of 2 in sync" in found.message
+    condition = degraded(Observed(sets=sets, pods={0: PODS}, health=known))
+    assert "broker-1: 0 of 2 in sync" in condition.message
 
 
 def test_a_replica_that_is_to_go_is_not_missed() -> None:
@@ -127,7 +127,7 @@ def test_a_replica_that_is_to_go_is_not_missed() -> None:
 
 
 def events(world: World, reason: str) -> list[Manifest]:
-    return [one for one in world.api.all("events") if one["reason"] == reason]
+    return [event for event in world.api.all("events") if event["reason"] == reason]
 
 
 def test_a_lost_broker_is_told_once_and_so_is_its_return() -> None:
@@ -143,21 +143,25 @@ def test_a_lost_broker_is_told_once_and_so_is_its_return() -> None:
         for _ in range(3):
             await world.look()
             world.now += timedelta(minutes=1)
-        found = world.condition("Degraded")
-        assert found["status"] == "True"
-        assert LOST in found["message"]
-        assert found["lastTransitionTime"] == "2030-01-01T00:06:00Z"
+        condition = world.condition("Degraded")
+        assert condition["status"] == "True"
+        assert LOST in condition["message"]
+        assert condition["lastTransitionTime"] == "2030-01-01T00:06:00Z"
         assert world.condition("Ready")["status"] == "True"
         assert world.condition("Progressing")["status"] == "False"
-        (told,) = events(world, "Degraded")
-        assert (told["type"], told["message"]) == ("Warning", found["message"])
+        (reported_events,) = events(world, "Degraded")
+        assert (reported_events["type"], reported_events["message"]) == (
+            "Warning",
+            condition["message"],
+        )
         world.unready.clear()
         world.settle()
         await world.run()
         assert world.condition("Degraded")["status"] == "False"
         assert len(events(world, "Degraded")) == 1
         # Once when it came up, too.
-        assert [one["type"] for one in events(world, "Whole")] == ["Normal", "Normal"]
+        (whole,) = events(world, "Whole")
+        assert (whole["type"], whole["count"]) == ("Normal", 2)
 
     play(story)
 
@@ -216,7 +220,7 @@ def test_a_restart_by_the_operator_and_a_new_group_are_no_warnings() -> None:
         await world.run()
         world.change(brokers={"groups": 2})
         await world.run()
-        assert [one["type"] for one in events(world, "Degraded")] == ["Normal", "Normal"]
+        assert [event["type"] for event in events(world, "Degraded")] == ["Normal", "Normal"]
         assert world.condition("Degraded")["status"] == "False"
 
     play(story)

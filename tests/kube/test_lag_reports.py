@@ -24,34 +24,48 @@ def report(name: str = "hourly", **spec: Any) -> Object:
 
 
 def built(given: Object | None = None, /, **spec: Any) -> Object:
-    one = read_report(report(**spec), default_image="popmq-reports:1")
-    return cron_job(read(given or cluster()), one)
+    item = read_report(report(**spec), default_image="popmq-reports:1")
+    return cron_job(read(given or cluster()), item)
 
 
-def pod_of(made: Object) -> Object:
-    found: Object = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    return found
+def pod_of(results: Object) -> Object:
+    spec: Object = results["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    return spec
 
 
 def condition(world: World, kind: str, name: str = "hourly") -> Object:
-    found = world.api.get("lagreports", "apps", name)
-    assert found is not None
-    return next(one for one in found["status"]["conditions"] if one["type"] == kind)
+    lagreports = world.api.get("lagreports", "apps", name)
+    assert lagreports is not None
+    return next(item for item in lagreports["status"]["conditions"] if item["type"] == kind)
 
 
 def test_a_run_asks_the_proxies_and_has_no_rights() -> None:
-    made = built(schedule="5 4 * * *", report="revive", group="readers", arguments=["--json"])
-    assert made["spec"]["schedule"] == "5 4 * * *"
-    assert made["spec"]["timeZone"] == "Etc/UTC"
-    assert made["spec"]["concurrencyPolicy"] == "Forbid"
-    pod = pod_of(made)
+    results = built(schedule="5 4 * * *", report="revive", group="readers", arguments=["--json"])
+    assert results["spec"]["schedule"] == "5 4 * * *"
+    assert results["spec"]["timeZone"] == "Etc/UTC"
+    assert results["spec"]["concurrencyPolicy"] == "Forbid"
+    pod = pod_of(results)
     (container,) = pod["containers"]
     assert container["args"] == ["report", "revive", "--group", "readers", "--json"]
-    assert container["env"] == [{"name": "POPMQ_ENDPOINT", "value": "demo-proxy.apps.svc:8081"}]
+    assert container["env"] == [
+        {"name": "POPMQ_ENDPOINT", "value": "demo-proxy.apps.svc:8081"},
+        {"name": "POPMQ_ADMIN_ENDPOINT", "value": "demo-admin.apps.svc:8082"},
+    ]
     assert container["image"] == "popmq-reports:1"
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_run_signs_as_the_user_of_a_secret_and_over_tls_alone() -> None:
+    (container,) = pod_of(built(userSecret="demo-user-reporter", executors={}))["containers"]
+    variables = {item["name"]: item for item in container["env"]}
+    assert variables["POPMQ_ENDPOINT"]["value"] == "tls://demo-proxy.apps.svc:8081"
+    for name, key in (("POPMQ_ACCESS_KEY", "access_key"), ("POPMQ_SECRET", "secret")):
+        reference = {"secretKeyRef": {"name": "demo-user-reporter", "key": key}}
+        assert variables[name] == {"name": name, "valueFrom": reference}
+    at = container["args"].index("--executor-user")
+    assert container["args"][at + 1] == "demo-user-reporter"
 
 
 def test_where_only_tls_is_taken_a_run_trusts_the_clusters_own_authority() -> None:
@@ -60,9 +74,10 @@ def test_where_only_tls_is_taken_a_run_trusts_the_clusters_own_authority() -> No
     (container,) = pod["containers"]
     assert container["env"] == [
         {"name": "POPMQ_ENDPOINT", "value": "tls://demo-proxy.apps.svc:8081"},
+        {"name": "POPMQ_ADMIN_ENDPOINT", "value": "tls://demo-admin.apps.svc:8082"},
         {"name": "POPMQ_TLS_CA", "value": "/etc/popmq-tls/ca.crt"},
     ]
-    (volume,) = (one for one in pod["volumes"] if one["name"] == "tls")
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "tls")
     # Not the key.
     assert volume["secret"] == {
         "secretName": tls_secret(read(given)),
@@ -70,14 +85,14 @@ def test_where_only_tls_is_taken_a_run_trusts_the_clusters_own_authority() -> No
     }
 
 
-def arguments_of(made: Object) -> list[str]:
-    (container,) = pod_of(made)["containers"]
-    found: list[str] = container["args"]
-    return found
+def arguments_of(results: Object) -> list[str]:
+    (container,) = pod_of(results)["containers"]
+    args: list[str] = container["args"]
+    return args
 
 
-def settings_of(made: Object) -> dict[str, str]:
-    words = arguments_of(made)
+def settings_of(results: Object) -> dict[str, str]:
+    words = arguments_of(results)
     pairs = [words[at + 1].partition("=") for at, word in enumerate(words) if word == "--conf"]
     return {key: value for key, _, value in pairs}
 
@@ -85,8 +100,8 @@ def settings_of(made: Object) -> dict[str, str]:
 def test_executors_are_made_by_a_run_that_may_and_are_what_the_spec_says() -> None:
     given = cluster(imagePullPolicy="Always", imagePullSecrets=[{"name": "a"}, {"name": "b"}])
     asked = {"instances": 3, "cpu": "1500m", "memory": "2Gi"}
-    made = built(given, executors=asked, arguments=["--json"])
-    pod, words = pod_of(made), arguments_of(made)
+    results = built(given, executors=asked, arguments=["--json"])
+    pod, words = pod_of(results), arguments_of(results)
     assert pod["serviceAccountName"] == "demo-report-hourly"
     assert pod["automountServiceAccountToken"] is True
     assert words[:6] == [
@@ -94,7 +109,7 @@ def test_executors_are_made_by_a_run_that_may_and_are_what_the_spec_says() -> No
         *("--executors", "3"),
     ]
     assert words[-1] == "--json"
-    settings = settings_of(made)
+    settings = settings_of(results)
     sizes = [settings[f"spark.executor.{name}"] for name in ("cores", "memory", "memoryOverhead")]
     assert sizes == ["2", "1228m", "820m"]
     kubernetes = {
@@ -124,9 +139,9 @@ def test_where_only_tls_is_taken_executors_trust_the_clusters_own_authority_too(
 def test_a_master_of_kubernetes_asks_for_executors_and_another_does_not() -> None:
     words = arguments_of(built(master="k8s://https://10.0.0.1:6443"))
     assert words[2:6] == ["--master", "k8s://https://10.0.0.1:6443", "--executors", "2"]
-    made = built(master="local[8]")
-    assert arguments_of(made) == ["report", "lag", "--master", "local[8]"]
-    assert pod_of(made)["automountServiceAccountToken"] is False
+    results = built(master="local[8]")
+    assert arguments_of(results) == ["report", "lag", "--master", "local[8]"]
+    assert pod_of(results)["automountServiceAccountToken"] is False
 
 
 def test_a_report_with_executors_gets_an_account_bound_to_the_role_that_is_given() -> None:
@@ -172,18 +187,20 @@ def test_runs_are_let_in_where_clients_are_named() -> None:
         policy = world.api.get("networkpolicies", "apps", "demo-proxy")
         assert policy is not None
         labels = built()["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
-        let_in = [one["podSelector"]["matchLabels"] for one in policy["spec"]["ingress"][0]["from"]]
-        assert any(one.items() <= labels.items() for one in let_in)
+        let_in = [
+            item["podSelector"]["matchLabels"] for item in policy["spec"]["ingress"][0]["from"]
+        ]
+        assert any(item.items() <= labels.items() for item in let_in)
 
     play(story)
 
 
 @pytest.mark.parametrize("name", ["a" * 253, "b." * 100 + "c"])
 def test_a_long_name_makes_a_name_that_kubernetes_takes(name: str) -> None:
-    made = cron_job(read(cluster()), read_report(report(name), default_image="x"))
+    new_cron_job = cron_job(read(cluster()), read_report(report(name), default_image="x"))
     again = cron_job(read(cluster()), read_report(report(f"{name[:-1]}z"), default_image="x"))
-    assert len(made["metadata"]["name"]) <= 52
-    assert made["metadata"]["name"] != again["metadata"]["name"]
+    assert len(new_cron_job["metadata"]["name"]) <= 52
+    assert new_cron_job["metadata"]["name"] != again["metadata"]["name"]
 
 
 def test_a_report_gets_its_cron_job_and_takes_it_along() -> None:
@@ -191,14 +208,14 @@ def test_a_report_gets_its_cron_job_and_takes_it_along() -> None:
         await running(world)
         world.api.put("lagreports", report(keep=0))
         await world.run()
-        made = world.api.get("cronjobs", "apps", "demo-report-hourly")
-        assert made is not None
-        assert made["spec"]["successfulJobsHistoryLimit"] == 0
-        assert made["spec"]["failedJobsHistoryLimit"] == 1
+        cronjobs = world.api.get("cronjobs", "apps", "demo-report-hourly")
+        assert cronjobs is not None
+        assert cronjobs["spec"]["successfulJobsHistoryLimit"] == 0
+        assert cronjobs["spec"]["failedJobsHistoryLimit"] == 1
         assert condition(world, "Ready")["reason"] == "Scheduled"
         assert condition(world, "Succeeded")["reason"] == "NotYet"
-        made["spec"]["schedule"] = "0 0 1 1 *"  # somebody else's idea
-        world.api.put("cronjobs", made)
+        cronjobs["spec"]["schedule"] = "0 0 1 1 *"  # somebody else's idea
+        world.api.put("cronjobs", cronjobs)
         await world.run()
         kept = world.api.get("cronjobs", "apps", "demo-report-hourly")
         assert kept is not None
@@ -234,13 +251,13 @@ def test_without_its_cluster_a_report_runs_no_more_and_says_so() -> None:
 
 
 def test_the_status_tells_whether_the_last_run_made_a_report() -> None:
-    one = read_report(report(), default_image="x")
-    made = cron_job(read(cluster()), one)
+    item = read_report(report(), default_image="x")
+    new_cron_job = cron_job(read(cluster()), item)
 
     def told(**status: Any) -> tuple[str, str]:
-        status_of = report_status(one, {**made, "status": status}, NOW)
-        found = next(c for c in status_of["conditions"] if c["type"] == "Succeeded")
-        return found["status"], found["reason"]
+        status_of = report_status(item, {**new_cron_job, "status": status}, NOW)
+        result = next(c for c in status_of["conditions"] if c["type"] == "Succeeded")
+        return result["status"], result["reason"]
 
     ran = "2030-01-01T10:00:00Z"
     assert told() == ("Unknown", "NotYet")
@@ -250,14 +267,39 @@ def test_the_status_tells_whether_the_last_run_made_a_report() -> None:
     assert told(lastScheduleTime=ran, lastSuccessfulTime=before) == ("False", "Failed")
     assert told(lastScheduleTime=ran, lastSuccessfulTime=after) == ("True", "Made")
     status = report_status(
-        one, {**made, "status": {"lastScheduleTime": ran, "lastSuccessfulTime": before}}, NOW
+        item,
+        {**new_cron_job, "status": {"lastScheduleTime": ran, "lastSuccessfulTime": before}},
+        NOW,
     )
     assert (status["lastRun"], status["lastSuccess"]) == (ran, before)
     assert "-l popmq.io/report=hourly" in status["conditions"][1]["message"]
 
 
+@pytest.mark.more
+def test_reports_that_fail_are_counted() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        ran = "2030-01-01T10:00:00Z"
+        for name in ("failed", "made", "new"):
+            world.api.put("lagreports", report(name))
+        world.api.put("lagreports", report("suspended", suspend=True))
+        world.api.put("lagreports", report("refused", executors={}))  # there is no role
+        assert (await world.look()).failing_reports == 1
+        for name, status in (
+            ("failed", {"lastScheduleTime": ran}),
+            ("made", {"lastScheduleTime": ran, "lastSuccessfulTime": ran}),
+        ):
+            stored = world.api.objects["cronjobs", "apps", f"demo-report-{name}"]
+            stored.body["status"] = status
+        assert (await world.look()).failing_reports == 2
+        world.api.remove("lagreports", "apps", "refused")
+        assert (await world.look()).failing_reports == 1
+
+    play(story)
+
+
 def test_a_suspended_report_says_so() -> None:
-    one = read_report(report(suspend=True), default_image="x")
-    made = cron_job(read(cluster()), one)
-    assert made["spec"]["suspend"] is True
-    assert report_status(one, made, NOW)["conditions"][0]["reason"] == "Suspended"
+    item = read_report(report(suspend=True), default_image="x")
+    new_cron_job = cron_job(read(cluster()), item)
+    assert new_cron_job["spec"]["suspend"] is True
+    assert report_status(item, new_cron_job, NOW)["conditions"][0]["reason"] == "Suspended"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 from kube.world import World, play, running
 
+from popmq.operator.cluster.cluster_secrets import PlaneAccess
 from popmq.operator.cluster.reconcile import ReconcileResult
 from popmq.operator.cluster.reconcile_queue import ReconcileQueue
-from popmq.operator.kube.api_client import ApiAccess, ApiClient
+from popmq.operator.kube.event_watch import Clusters
 from popmq.operator.process import News
 
 
@@ -28,18 +29,24 @@ def _silent(world: World) -> None:
 def test_there_is_news_until_the_status_says_the_same(change: Callable[[World], None]) -> None:
     async def story(world: World) -> None:
         await running(world)
-        api = ApiClient(ApiAccess(world.api.url, lambda: "operator", None, "apps"), timeout_s=5.0)
-        news = News(api, world.brokers, default_image="popmq:1")
-        try:
-            assert not await news.from_manifest("apps", "demo")
-            change(world)
-            assert await news.from_manifest("apps", "demo")
-            await world.look()
-            assert not await news.from_manifest("apps", "demo")
-            world.brokers.away = change is not _silent
-            assert await news.from_manifest("apps", "demo")
-        finally:
-            await api.close()
+        clusters: Clusters = {}
+        news = News(
+            clusters, world.brokers, {("apps", "demo"): PlaneAccess()}, default_image="popmq:1"
+        )
+
+        async def has_news() -> bool:
+            watched = world.api.get("brokerclusters", "apps", "demo")
+            assert watched is not None
+            clusters["apps", "demo"] = watched
+            return await news.from_manifest("apps", "demo")
+
+        assert not await has_news()
+        change(world)
+        assert await has_news()
+        await world.look()
+        assert not await has_news()
+        world.brokers.away = change is not _silent
+        assert await has_news()
 
     play(story)
 

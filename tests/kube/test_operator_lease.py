@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from kube.access import token_access
 from kube.fake_api import FakeApi
 
-from popmq.operator.kube.api_client import ApiAccess, ApiClient
+from popmq.operator.kube.api_client import ApiClient
 from popmq.operator.kube.lease import Elector
 
 Story = Callable[["Two"], Awaitable[None]]
@@ -34,7 +35,7 @@ def play(story: Story) -> None:
     async def whole() -> None:
         fake = FakeApi()
         await fake.start()
-        api = ApiClient(ApiAccess(fake.url, lambda: "", None, "apps"), timeout_s=2)
+        api = ApiClient(token_access(fake.url, ""), timeout_s=2)
         try:
             await story(Two(fake, api))
         finally:

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 from e2e.processes import Role, run_command
 from kube.asked import Asked
-from kube.control_plane import ROOT, ControlPlane, LivePods, free_ports
+from kube.control_plane import ControlPlane, LivePods, free_ports
 from kube.fake_api import Object
 from kube.faulty_way import FaultyWay
 from kube.running import given
@@ -31,14 +31,9 @@ BROKERS = 3  # of a cluster that says nothing else
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path_factory.mktemp("kube"))
-    try:
-        plane.start()
-        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with ControlPlane(tmp_path_factory.mktemp("kube")) as plane:
+        plane.define()
         yield plane
-    finally:
-        plane.stop()
 
 
 @pytest.fixture
@@ -57,10 +52,14 @@ class Operators:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._http: dict[str, int] = {}
 
+    def page(self, name: str) -> list[str]:
+        with urlopen(f"http://127.0.0.1:{self._http[name]}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text.splitlines()
+
     def metrics(self, name: str) -> dict[str, float]:
         """Those without labels."""
-        with urlopen(f"http://127.0.0.1:{self._http[name]}/metrics", timeout=10) as answer:
-            lines = [line.split() for line in answer.read().decode().splitlines()]
+        lines = [line.split() for line in self.page(name)]
         return {line[0]: float(line[1]) for line in lines if line[0] != "#" and "{" not in line[0]}
 
     def start(
@@ -95,8 +94,8 @@ class Operators:
     def holder(self) -> str:
         path = "/apis/coordination.k8s.io/v1/namespaces/default/leases/popmq-operator"
         lease = self._plane.get(path) or {}
-        found: str = (lease.get("spec") or {}).get("holderIdentity") or ""
-        return found
+        holder_identity: str = (lease.get("spec") or {}).get("holderIdentity") or ""
+        return holder_identity
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
@@ -117,8 +116,8 @@ def _given(replicas: int) -> Object:
 
 
 def _is_scaled(plane: ControlPlane, replicas: int) -> bool:
-    found: int = (_deployment(plane).get("spec") or {}).get("replicas") or 0
-    return found == replicas
+    found_replicas: int = (_deployment(plane).get("spec") or {}).get("replicas") or 0
+    return found_replicas == replicas
 
 
 def test_another_operator_goes_on_when_one_is_killed_stopped_or_told_to_end(
@@ -132,8 +131,8 @@ def test_another_operator_goes_on_when_one_is_killed_stopped_or_told_to_end(
     assert operators.holder() == "one"
     plane.wait("two to listen", lambda: "ready: " in operators.log("two"))
     read = {name: operators.metrics(name) for name in ("one", "two")}
-    assert [read[one]["popmq_operator_leader"] for one in read] == [1, 0]
-    assert [read[one]["popmq_operator_clusters"] for one in read] == [1, 0]
+    assert [read[name]["popmq_operator_leader"] for name in read] == [1, 0]
+    assert [read[name]["popmq_operator_clusters"] for name in read] == [1, 0]
     assert read["one"]["popmq_operator_looks_total"] > 0
     assert read["one"]["popmq_operator_clusters_ready"] == 0  # no controller answers
 
@@ -259,23 +258,23 @@ class Rolled:
     def ready_brokers(self) -> int:
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         selector = "labelSelector=app.kubernetes.io/component=broker"
-        return sum(is_ready(one) for one in self.plane.items(f"{path}?{selector}"))
+        return sum(is_ready(resource) for resource in self.plane.items(f"{path}?{selector}"))
 
     @property
     def has_settled(self) -> bool:
         path = f"/apis/popmq.io/v1beta1/namespaces/{self.namespace}/brokerclusters/demo"
-        found = self.plane.get(path) or {"metadata": {}}
-        conditions = (found.get("status") or {}).get("conditions") or []
-        told = {one["type"]: one["status"] for one in conditions}
-        seen = {one["observedGeneration"] for one in conditions}
-        settled = (told.get("Ready"), told.get("Progressing")) == ("True", "False")
-        return settled and seen == {found["metadata"].get("generation")}
+        manifest = self.plane.get(path) or {"metadata": {}}
+        conditions = (manifest.get("status") or {}).get("conditions") or []
+        statuses = {condition["type"]: condition["status"] for condition in conditions}
+        seen = {condition["observedGeneration"] for condition in conditions}
+        settled = (statuses.get("Ready"), statuses.get("Progressing")) == ("True", "False")
+        return settled and seen == {manifest["metadata"].get("generation")}
 
 
 def test_an_operator_killed_at_each_step_of_a_roll_is_followed_by_one_that_goes_on(
     slowly_rolled: tuple[Rolled, SlowBrokers],
 ) -> None:
-    rolled, said = slowly_rolled
+    rolled, slow_brokers = slowly_rolled
     # With so low a bound it is readiness and being in sync that a pod is waited for.
     brokers = {"template": TEMPLATE, "durability": {"minInSync": 1}}
 
@@ -293,7 +292,7 @@ def test_an_operator_killed_at_each_step_of_a_roll_is_followed_by_one_that_goes_
         check_whole(rolled.plane, rolled.namespace, "demo")
         watched.settle()
     assert watched.most_down == {"demo-broker-0": 1}
-    assert said.fewest == 2
+    assert slow_brokers.fewest == 2
     gone = [name for name in watched.gone if "-broker-" in name]
     assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"]
     assert len(killer.struck) == 3 * 2 + 2 + 3, killer.struck
@@ -336,6 +335,38 @@ def test_a_roll_outlives_an_operator_that_is_stopped_and_an_api_server_that_is_k
     assert stages == []
 
 
+def test_definitions_that_come_after_the_operator_are_watched_within_a_minute(
+    tmp_path: Path,
+) -> None:
+    plane = ControlPlane(tmp_path, controllers=False)
+    operators = Operators(plane, tmp_path)
+    try:
+        plane.start()
+        operators.start("one")
+        plane.wait("one to act", lambda: operators.holder() == "one", limit_s=60)
+        asked = lambda: '/apis/popmq.io/v1beta1"' in (tmp_path / "audit.log").read_text()  # noqa: E731
+        plane.wait("its question for kinds", asked, limit_s=60)
+        plane.define()
+        plane.apply(_given(1))
+        plane.wait("its proxies", lambda: _is_scaled(plane, 1), limit_s=60)
+        ends = "popmq_operator_certificate_expiry_timestamp_seconds{"
+
+        def shown() -> list[str]:
+            return [line for line in operators.page("one") if line.startswith(ends)]
+
+        plane.wait("the end of its certificate", shown, limit_s=60)
+        assert 'cluster="demo"' in shown()[0]
+        assert 'cluster_namespace="default"' in shown()[0]
+        assert float(shown()[0].split()[1]) > time.time() + 80 * 86_400
+        failing = 'popmq_operator_reports_failing{cluster="demo",cluster_namespace="default"} 0.0'
+        plane.wait("its reports", lambda: failing in operators.page("one"), limit_s=60)
+        assert operators.running["one"].poll() is None
+        assert "other kinds are served" in operators.log("one")
+    finally:
+        operators.stop()
+        plane.stop()
+
+
 def _declared(kind: str, name: str, /, **spec: object) -> Object:
     metadata = {"name": name, "namespace": "default"}
     body = {"apiVersion": "popmq.io/v1beta1", "kind": kind, "metadata": metadata}
@@ -359,8 +390,8 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
             return run_command(endpoint, tmp_path, *arguments)
 
         def queues() -> int:
-            found: int = json.loads(popmq("topic", "show", "orders", "--json"))["queues"]
-            return found
+            found_queues: int = json.loads(popmq("topic", "show", "orders", "--json"))["queues"]
+            return found_queues
 
         plane.apply(_given(1))
         plane.apply(_declared("Topic", "orders", queues=4, onDelete="Delete"))
@@ -369,8 +400,8 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         assert queues() == 4
 
         def durability(name: str) -> str:
-            found: str = json.loads(popmq("topic", "show", name, "--json"))["durability"]
-            return found
+            found_durability: str = json.loads(popmq("topic", "show", name, "--json"))["durability"]
+            return found_durability
 
         plane.apply(_declared("Topic", "later", durability="Memory"))
         within = {"limit_s": CONVERGED_S}
@@ -418,7 +449,17 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         ("Topic", {"queuez": 3}, 'unknown field "spec.queuez"'),
         ("ConsumerGroup", {"type": "FIFO", "checkPoints": "Buffered"}, "needs spec.checkPoints"),
         ("ConsumerGroup", {"backOff": ["1"]}, "holds durations such as"),
+        ("Topic", {"retention": "999999999999999d"}, "at most 99999d"),
         ("LagReport", {"schedule": "daily"}, "five fields"),
+        ("LagReport", {"schedule": "99 * * * *"}, "the minutes, has numbers from 0 to 59"),
+        ("LagReport", {"schedule": "0 24 * * *"}, "the hours, has numbers from 0 to 23"),
+        ("LagReport", {"schedule": "0 0 32 * *"}, "the days of the month"),
+        ("LagReport", {"timeZone": "Europe Berlin"}, "a name of the tz database"),
+        (
+            "LagReport",
+            {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}},
+            "resources.requests may not exceed resources.limits",
+        ),
         ("LagReport", {"master": "yarn"}, "spec.master is local[N]"),
         ("LagReport", {"master": "local[2]", "executors": {}}, "needs a spec.master of k8s://"),
         ("LagReport", {"executors": {"memory": "64Mi"}}, "a quantity from 768Mi on"),
@@ -429,6 +470,18 @@ def test_the_api_server_refuses_what_cannot_be_declared(
     plane: ControlPlane, kind: str, spec: dict[str, object], said: str
 ) -> None:
     assert said in plane.refusal(_declared(kind, "bad", **spec))
+
+
+def test_the_api_server_refuses_a_report_whose_name_is_no_label(plane: ControlPlane) -> None:
+    assert "63 characters" in plane.refusal(_declared("LagReport", "x" * 64))
+
+
+@pytest.mark.parametrize("schedule", ["*/5 0-6,22 1,15 JAN-MAR MON-FRI", "@daily", "0 * * * *"])
+def test_the_api_server_takes_a_schedule_that_cron_takes(
+    plane: ControlPlane, schedule: str
+) -> None:
+    plane.apply(_declared("LagReport", "timed", schedule=schedule))
+    plane.kubectl("delete", "lagreport", "timed")
 
 
 @pytest.mark.parametrize(

@@ -83,22 +83,42 @@ def test_a_new_image_goes_to_slaves_first_and_to_the_master_after_a_hand_over() 
     play(story)
 
 
+@pytest.mark.more
+def test_the_version_is_that_of_the_pods_and_both_while_they_are_replaced() -> None:
+    async def story(world: World) -> None:
+        await running(world, cluster(image="registry:5000/popmq:1.0"))
+        assert world.status()["version"] == "1.0"
+        world.change(image="registry:5000/popmq:1.1")
+        shown: list[str] = []
+        while not shown or world.status()["version"] != "1.1":
+            await world.look()
+            shown.append(world.status()["version"])
+        assert shown[0] == "1.0"
+        assert "1.0, 1.1" in shown
+        digest = "sha256:" + "a" * 64
+        world.change(image=f"registry:5000/popmq@{digest}")
+        await world.run()
+        assert world.status()["version"] == digest[:19]
+
+    play(story)
+
+
 def test_each_step_of_a_roll_is_an_event_by_its_reason() -> None:
     async def story(world: World) -> None:
         await running(world)
-        before = len(world.api.all("events"))
+        before = len(world.events())
         world.change(image="popmq:2")
         await world.run()
-        told = world.api.all("events")[before:]
-        assert [one["reason"] for one in told] == [
+        events = world.events()[before:]
+        assert [event["reason"] for event in events] == [
             "DeletePod",
             "DeletePod",
             "HandOver",
             "DeletePod",
         ]
-        assert {one["type"] for one in told} == {"Normal"}
-        assert {one["involvedObject"]["kind"] for one in told} == {"BrokerCluster"}
-        assert told[0]["message"] == "restart demo-broker-0-1: its template changed"
+        assert {event["type"] for event in events} == {"Normal"}
+        assert {event["involvedObject"]["kind"] for event in events} == {"BrokerCluster"}
+        assert events[0]["message"] == "restart demo-broker-0-1: its template changed"
 
     play(story)
 
@@ -195,7 +215,7 @@ def test_the_plan_is_in_the_status_before_anything_is_done() -> None:
 def test_nothing_is_asked_that_could_hurt_others(given: dict[str, Any]) -> None:
     async def story(world: World) -> None:
         await running(world, cluster(**given))
-        asked = {(one.verb, one.plural) for one in world.api.asked}
+        asked = {(item.verb, item.plural) for item in world.api.asked}
         assert not {("list", "secrets"), ("delete", "persistentvolumeclaims")} & asked
         assert not {plural for _, plural in asked} & {"nodes", "clusterroles"}
 

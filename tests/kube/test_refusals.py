@@ -10,7 +10,7 @@ from popmq.operator.cluster.observed import GroupHealth, Observed
 from popmq.operator.cluster.plan import ClusterPlan
 from popmq.operator.cluster.status import cluster_status
 from popmq.operator.model.conditions import verdict_in
-from popmq.operator.model.manifest import DEPLOYMENT
+from popmq.operator.model.manifest import DEPLOYMENT, SERVICE
 
 
 async def _looks(world: World, count: int = 5) -> None:
@@ -104,18 +104,18 @@ def test_a_spec_that_cannot_be_has_every_condition_that_a_good_one_has(
 ) -> None:
     async def story(world: World) -> None:
         await running(world)
-        whole = [one["type"] for one in world.status()["conditions"]]
+        whole = [condition["type"] for condition in world.status()["conditions"]]
         since = world.condition("Paused")["lastTransitionTime"]
         world.now += timedelta(minutes=5)
         world.annotate("popmq.io/pause", pause)
         world.change(brokers={"replicas": 2, "durability": {"minInSync": 3}})
         await world.look()
-        assert [one["type"] for one in world.status()["conditions"]] == whole
+        assert [condition["type"] for condition in world.status()["conditions"]] == whole
         assert world.condition("Ready")["reason"] == "InvalidSpec"
         paused = world.condition("Paused")
         assert (paused["status"], paused["reason"]) == (status, reason)
         assert (paused["lastTransitionTime"] == since) is (status == "False")
-        assert {one["observedGeneration"] for one in world.status()["conditions"]} == {
+        assert {condition["observedGeneration"] for condition in world.status()["conditions"]} == {
             world.status()["observedGeneration"]
         }
         world.annotate("popmq.io/pause", None)
@@ -131,9 +131,11 @@ def test_a_new_cluster_that_cannot_be_has_its_conditions_at_the_first_look() -> 
     async def story(world: World) -> None:
         world.add(cluster(brokers={"replicas": 2, "durability": {"minInSync": 3}}))
         await world.look()
-        told = {one["type"]: one["status"] for one in world.status()["conditions"]}
+        statuses = {
+            condition["type"]: condition["status"] for condition in world.status()["conditions"]
+        }
         unseen = {"Degraded": "Unknown", "Progressing": "False", "Paused": "False"}
-        assert told == {"Ready": "False", **unseen}
+        assert statuses == {"Ready": "False", **unseen, "Reconciled": "False"}
 
     play(story)
 
@@ -157,8 +159,8 @@ def test_why_nobody_is_served_is_told_by_its_reason(
         objects={(DEPLOYMENT, "demo-proxy"): deployment},
         health={"broker-0": GroupHealth(master=master, in_sync=names, alive=names)},
     )
-    found = verdict_in(cluster_status(read(cluster()), observed, ClusterPlan(), {}, NOW), "Ready")
-    assert (found.reason, found.status) == (reason, str(reason == "Serving"))
+    verdict = verdict_in(cluster_status(read(cluster()), observed, ClusterPlan(), {}, NOW), "Ready")
+    assert (verdict.reason, verdict.status) == (reason, str(reason == "Serving"))
 
 
 def test_volumes_that_are_larger_on_paper_than_on_the_disk_are_told() -> None:
@@ -166,3 +168,51 @@ def test_volumes_that_are_larger_on_paper_than_on_the_disk_are_told() -> None:
     assert verdict_in(grown, "StorageResizing").reason == "Growing"
     same = cluster_status(read(cluster()), Observed(), ClusterPlan(), {}, NOW)
     assert verdict_in(same, "StorageResizing").status == ""
+
+
+@pytest.mark.parametrize(
+    ("ingress", "addresses"),
+    [
+        ([], None),
+        ([{"ip": "203.0.113.7"}], ["203.0.113.7:8081"]),
+        (
+            [{"hostname": "lb.example"}, {"ip": "2001:db8::1"}],
+            ["lb.example:8081", "[2001:db8::1]:8081"],
+        ),
+    ],
+)
+def test_the_addresses_of_a_load_balancer_are_in_the_status(
+    ingress: list[dict[str, str]], addresses: list[str] | None
+) -> None:
+    service = {
+        "spec": {"ports": [{"port": 8081, "nodePort": 30081}]},
+        "status": {"loadBalancer": {"ingress": ingress}},
+    }
+    observed = Observed(objects={(SERVICE, "demo-proxy"): service})
+    status = cluster_status(read(cluster()), observed, ClusterPlan(), {}, NOW)
+    assert status["proxies"].get("addresses") == addresses
+    assert status["proxies"]["nodePort"] == 30081
+
+
+def test_a_cluster_without_proxies_says_so_and_is_not_looked_at_again_and_again() -> None:
+    async def story(world: World) -> None:
+        await running(world, cluster(proxies={"replicas": 0}))
+        ready = world.condition("Ready")
+        assert (ready["status"], ready["reason"]) == ("False", "ProxiesAtZero")
+        assert not (await world.look()).soon
+        world.change(proxies={"replicas": 1})
+        await world.run()
+        assert world.condition("Ready")["status"] == "True"
+
+    play(story)
+
+
+@pytest.mark.parametrize("requests", [{}, {"cpu": "1"}])
+def test_an_autoscaler_without_a_cpu_request_is_told(requests: dict[str, str]) -> None:
+    async def story(world: World) -> None:
+        scaled = {"autoscaling": {"minReplicas": 1}, "resources": {"requests": requests}}
+        await running(world, cluster(proxies=scaled))
+        blocked = world.condition("ScalingBlocked")
+        assert blocked.get("reason") == (None if requests else "NoCpuRequest")
+
+    play(story)

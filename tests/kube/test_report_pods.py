@@ -45,7 +45,9 @@ class Site:
         return self.plane.get(f"/api/v1/namespaces/apps/{account}/{what}")
 
     def started(self, role: str) -> list[Object]:
-        return [one for one in self.node.started if _label(one, "spark-role") == role]
+        return [
+            manifest for manifest in self.node.started if _label(manifest, "spark-role") == role
+        ]
 
     def executors_now(self) -> list[Object]:
         path = "/api/v1/namespaces/apps/pods?labelSelector=spark-role=executor"
@@ -68,21 +70,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     plane = ControlPlane(tmp_path_factory.mktemp("kube"), nodes=0, host=f"{NETWORK}.1", port=443)
     proxy = f"{NETWORK}.2"
     flags = ["--data", "data", "--host", proxy, "--port", "8081", "--http-port", "0"]
-    names = {"kubernetes.default.svc": plane.host, "demo-proxy.apps.svc": proxy}
+    settings = {
+        "POPMQ_PROXY_ADMIN_LISTEN": f"{proxy}:8082",
+        "POPMQ_PROXY_ADMIN_ON_PUBLIC": "true",  # a run that names --endpoint goes there
+    }
+    names = {
+        "kubernetes.default.svc": plane.host,
+        "demo-proxy.apps.svc": proxy,
+        "demo-admin.apps.svc": proxy,
+    }
     try:
         plane.start()
         installed(plane)
         token = plane.kubectl("create", "token", "mq-popmq-operator", "-n", "system").strip()
         reports = ReportDefaults(IMAGE, ROLE)
         with (
-            Role("up", ["up", *flags], folder=folder, settings={}) as popmq,
+            Role("up", ["up", *flags], folder=folder, settings=settings) as popmq,
             ProcessNode(
                 plane,
                 folder,
                 image=_image(),
                 network=NETWORK,
                 names=names,
-                wanted=_is_wanted,
+                accepts=_is_wanted,
             ) as node,
         ):
             _work(popmq.ready.endpoint)
@@ -129,7 +139,7 @@ def _work(endpoint: str) -> None:
 
 def _told(text: str) -> Any:
     """The report that a driver printed."""
-    (line,) = [one for one in text.splitlines() if one.startswith("{")]
+    (line,) = [name for name in text.splitlines() if name.startswith("{")]
     return json.loads(line)
 
 
@@ -169,7 +179,9 @@ def test_a_lag_report_makes_executors_replaces_one_that_is_lost_and_takes_them_a
     for lost in site.started("executor")[:1]:
         site.node.kill(lost)
     plane.wait("the run", lambda: _has_ended(plane), limit_s=RUN_S)
-    driver = next(one for one in site.node.started if _label(one, "job-name") == "run")
+    driver = next(
+        manifest for manifest in site.node.started if _label(manifest, "job-name") == "run"
+    )
     name = driver["metadata"]["name"]
     assert _job(plane).get("succeeded") == 1, site.node.log(name)
     assert not _job(plane).get("failed"), site.node.log(name)
@@ -196,12 +208,14 @@ def test_a_lag_report_makes_executors_replaces_one_that_is_lost_and_takes_them_a
 
 
 def _job(plane: ControlPlane) -> Object:
-    found: Object = (plane.get("/apis/batch/v1/namespaces/apps/jobs/run") or {}).get("status") or {}
-    return found
+    status: Object = (plane.get("/apis/batch/v1/namespaces/apps/jobs/run") or {}).get(
+        "status"
+    ) or {}
+    return status
 
 
 def _has_ended(plane: ControlPlane) -> bool:
-    kinds = {one["type"] for one in _job(plane).get("conditions") or []}
+    kinds = {condition["type"] for condition in _job(plane).get("conditions") or []}
     return bool(kinds & {"Complete", "Failed"})
 
 

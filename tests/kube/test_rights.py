@@ -17,45 +17,49 @@ from kube.fake_api import Object
 from kube.running import Running, given
 from kube.world import NOW
 
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
+from popmq.common.signing import Signer
 from popmq.controller.lease_store import ApiServer, LeaseStore
 from popmq.operator.declared.declared_reconcile import DeclaredReconciler
-from popmq.operator.declared.metadata_client import NetworkMetadataClient
+from popmq.operator.declared.metadata_client import NetworkMetadataClient, ProxyAccess
+from popmq.operator.declared.user_reconcile import UserClient, UserReconciler
 from popmq.operator.kube.api_client import ApiClient
-from popmq.operator.kube.event_watch import WATCHED
+from popmq.operator.kube.child_watch import WATCHED
 from popmq.operator.model.manifest import (
     BROKER_CLUSTER,
     CONSUMER_GROUP,
     LAG_REPORT,
+    SECRET,
     TOPIC,
+    USER,
     ResourceKind,
 )
+from popmq.operator.model.spec import read_spec
+from popmq.operator.model.users import ROTATE_ANNOTATION
 from popmq.operator.reports.report_reconcile import ReportDefaults
+from popmq.operator.resources.users import signer_in
 from popmq.testing.running_broker import RunningBroker
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 ACCOUNT = "system:serviceaccount:system:mq-popmq-operator"
 CONTROLLER = "system:serviceaccount:apps:demo-controller"
-OWN = (BROKER_CLUSTER, TOPIC, CONSUMER_GROUP, LAG_REPORT)
+OWN = (BROKER_CLUSTER, TOPIC, CONSUMER_GROUP, USER, LAG_REPORT)
 Right = tuple[str, str, str]  # group, resource, verb
 # Asked for in the course of another request, which is all that the log has of it: by the admission
 # plugin OwnerReferencesPermissionEnforcement, on here, and where a ClusterRole is bound.
 UNLOGGED = {
     ("popmq.io", "brokerclusters/finalizers", "update"),
     ("popmq.io", "lagreports/finalizers", "update"),
+    ("popmq.io", "users/finalizers", "update"),
     ("rbac.authorization.k8s.io", "clusterroles", "bind"),
 }
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path_factory.mktemp("kube"))
-    try:
-        plane.start()
+    with ControlPlane(tmp_path_factory.mktemp("kube")) as plane:
         yield plane
-    finally:
-        plane.stop()
 
 
 def installed(plane: ControlPlane) -> None:
@@ -69,7 +73,7 @@ def installed(plane: ControlPlane) -> None:
     command = ["install", "mq", "charts/popmq", "--set", "operator.watchNamespaces={apps}"]
     where = [f"--kubeconfig={plane.folder}/admin.kubeconfig", "--namespace=system"]
     subprocess.run([find_assets() / "helm", *command, *where], check=True, cwd=ROOT, timeout=120)
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    plane.wait_for_definitions()
 
 
 def _definition(kind: str) -> Object:
@@ -92,7 +96,7 @@ def _definition(kind: str) -> Object:
 
 def used(plane: ControlPlane, account: str) -> dict[str, set[Right]]:
     """By namespace. What was refused fails here: the Roles would not be enough."""
-    found: dict[str, set[Right]] = {}
+    results: dict[str, set[Right]] = {}
     for line in (plane.folder / "audit.log").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         about = entry.get("objectRef") or {}
@@ -104,11 +108,11 @@ def used(plane: ControlPlane, account: str) -> dict[str, set[Right]]:
         if about.get("subresource"):
             resource += f"/{about['subresource']}"
         group = about.get("apiGroup", "")
-        rights = found.setdefault(about.get("namespace", ""), set())
+        rights = results.setdefault(about.get("namespace", ""), set())
         rights.add((group, resource, entry["verb"]))
         if entry["verb"] == "patch" and code == 201:
             rights.add((group, resource, "create"))  # server-side apply of something new
-    return found
+    return results
 
 
 def granted(role: Object) -> set[Right]:
@@ -159,13 +163,13 @@ def _watch_as_a_process(plane: ControlPlane, token: str, folder: Path) -> None:
     with (folder / "operator.log").open("wb") as log:
         process = subprocess.Popen([popmq, "operator"], env=variables, stdout=log, stderr=log)
     try:
-        for kind in ("Topic", "ConsumerGroup"):
+        for kind in ("Topic", "ConsumerGroup", "User"):
             metadata = {"name": "orders", "namespace": "apps"}
             spec = {"cluster": "demo", "onDelete": "Delete"}
             body = {"apiVersion": "popmq.io/v1beta1", "kind": kind, "metadata": metadata}
             plane.apply({**body, "spec": spec})
-            told = ("get", kind, "orders", "-n", "apps", "-o", "jsonpath={.status}")
-            plane.wait(kind, lambda told=told: "NoCluster" in plane.kubectl(*told), limit_s=60)
+            answer = ("get", f"{kind}.popmq.io", "orders", "-n", "apps", "-o", "jsonpath={.status}")
+            plane.wait(kind, lambda told=answer: "NoCluster" in plane.kubectl(*told), limit_s=60)
         plane.wait("all watches", lambda: _watches(plane) >= {*WATCHED, *OWN}, limit_s=60)
         process.terminate()
         assert process.wait(timeout=60) == 0, (folder / "operator.log").read_text()
@@ -191,14 +195,21 @@ def _lead_a_life(plane: ControlPlane, token: str) -> None:
     plane.apply({**body, "spec": {"cluster": "demo", "executors": {}}})
     watched = {"podMonitor": True, "rules": True}
     scaled = {"autoscaling": {"minReplicas": 1}}
-    plane.apply(given("demo", "apps", brokers=brokers, monitoring=watched, proxies=scaled))
+    console = {"ingress": {"host": "queue.example"}}
+    parts = {"monitoring": watched, "proxies": scaled, "console": console}
+    plane.apply(given("demo", "apps", brokers=brokers, **parts))
     running.until("demo", "apps")
     _keep_records(plane)
     _keep_topics(plane, token)
-    plane.kubectl("annotate", "bcl", "demo", "-n", "apps", "popmq.io/fence=demo-broker-0-0")
-    running.until("demo", "apps")
-    plane.kubectl("annotate", "bcl", "demo", "-n", "apps", "popmq.io/fence-")
-    running.until("demo", "apps")
+    _keep_users(plane, token)
+    for _ in range(2):  # the second time its events count up
+        plane.kubectl("annotate", "bcl", "demo", "-n", "apps", "popmq.io/fence=demo-broker-0-0")
+        running.until("demo", "apps")
+        plane.kubectl("annotate", "bcl", "demo", "-n", "apps", "popmq.io/fence-")
+        running.until("demo", "apps")
+    for protection in ("popmq.io/delete-protection=true", "popmq.io/delete-protection-"):
+        plane.kubectl("annotate", "bcl", "demo", "-n", "apps", protection)
+        running.until("demo", "apps")
     brokers = {**brokers, "groups": 1, "storage": {**storage, "size": "30Gi"}}
     other = given(
         "demo",
@@ -243,10 +254,42 @@ def _keep_topics(plane: ControlPlane, token: str) -> None:
             await operator.reconcile("apps", "demo")
             for kind in ("topic", "consumergroup"):
                 plane.kubectl("delete", kind, "orders", "-n", "apps", "--wait=false")
-            while not (await operator.reconcile("apps", "demo")).gone:
-                pass
+            while any([await api.list(kind, "apps") for kind in (TOPIC, CONSUMER_GROUP)]):
+                await operator.reconcile("apps", "demo")
         finally:
             await api.close()
 
     with RunningBroker() as popmq:
         asyncio.run(looks(popmq.endpoint))
+
+
+def _keep_users(plane: ControlPlane, token: str) -> None:
+    """Made, rotated and deleted; with the User goes its Secret."""
+
+    async def looks(popmq: RunningBroker) -> None:
+        api = ApiClient(plane.access_as(token))
+        users = UserReconciler(api, UserClient(popmq.endpoint), now=lambda: NOW, check=lambda: None)
+        access = ProxyAccess(signer=Signer(popmq.access_key, popmq.secret))
+        demo = await api.get(BROKER_CLUSTER, "apps", "demo")
+        assert demo is not None
+        spec = read_spec(demo, default_image="popmq:1")
+        secrets = []
+        try:
+            for turn in ("first", "second"):
+                mark = f"{ROTATE_ANNOTATION}={turn}"
+                orders = ("users.popmq.io", "orders", "-n", "apps")
+                plane.kubectl("annotate", *orders, mark, "--overwrite")
+                assert await users.keep(spec, access, await api.list(USER, "apps"))
+                secrets.append(signer_in(await api.get(SECRET, "apps", "demo-user-orders")))
+            plane.kubectl("delete", "users.popmq.io", "orders", "-n", "apps", "--wait=false")
+            while known := await api.list(USER, "apps"):
+                await users.keep(spec, access, known)
+        finally:
+            await api.close()
+        assert None not in secrets
+        assert len(set(secrets)) == 2
+
+    with RunningBroker(users=True) as popmq:
+        asyncio.run(looks(popmq))
+    secret = "/api/v1/namespaces/apps/secrets/demo-user-orders"
+    plane.wait("its Secret to go", lambda: plane.get(secret) is None, limit_s=60)

@@ -38,14 +38,37 @@ def test_an_empty_spec_is_a_whole_cluster() -> None:
         ),
         ({"tls": {"mode": "Secret"}}, "needs tls.secretName"),
         ({"tls": {"mode": "Disabled", "plainText": False}}, "nothing would be left"),
-        ({"config": {"pop.max_bach": "3"}}, "the nearest known one is POPMQ_POP_MAX_BATCH"),
-        ({"config": {"pop.max_batch": "65"}}, "pop.max_batch = 65: at most 64"),
+        ({"config": {"pop.max_bach": "3"}}, "the nearest known one is pop.max_batch"),
+        ({"config": {"pop.max_batch": "65"}}, "spec.config[pop.max_batch] = 65: at most 64"),
         ({"config": {"broker.name": "x"}}, "broker.name is set by the operator"),
         ({"config": {"replication.replicas": "2"}}, "is set by the operator"),
         (
             {"brokers": {"template": {"labels": {"popmq.io/cluster": "x"}}}},
             "popmq.io/cluster is the operator's own",
         ),
+        (
+            {"proxies": {"template": {"priorityClassName": "system-node-critical"}}},
+            "template.priorityClassName = system-node-critical: that of Kubernetes' own parts",
+        ),
+        ({"controller": {"template": {"hostNetwork": True}}}, "template.hostNetwork: is not"),
+        (
+            {"brokers": {"template": {"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}}},
+            "template.volumes: x is hostPath: one of configMap, csi",
+        ),
+        (
+            {"proxies": {"template": {"volumes": [{"name": "x"}]}}},
+            "template.volumes: x is nothing: one of configMap",
+        ),
+        (
+            {"proxies": {"template": {"volumes": [{"name": "users", "emptyDir": {}}]}}},
+            "template.volumes: users is the operator's own",
+        ),
+        (
+            {"console": {"template": {"env": [{"name": "POPMQ_ENDPOINT", "value": "x"}]}}},
+            "template.env: POPMQ_ENDPOINT: a setting belongs into spec.config",
+        ),
+        ({"brokers": "none"}, "spec cannot be read"),
+        ({"brokers": {"retention": "99999999d"}}, "at most 876000h"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], said: str) -> None:

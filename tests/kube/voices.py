@@ -1,5 +1,7 @@
 """A controller for an operator that is a process of its own: real frames, simulated brokers."""
 
+import asyncio
+import base64
 from collections.abc import Callable
 
 from kube.clusters import read
@@ -7,14 +9,18 @@ from kube.control_plane import ControlPlane, LivePods
 from kube.world import Brokers
 
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.protocol.cluster_secret import parse_cluster_secret
 from popmq.common.protocol.frame_server import FrameServer
-from popmq.common.protocol.frames import Hello, ProcessRole
+from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.operator.cluster.observed import GroupHealth
 from popmq.operator.kube.admin_client import DataPlaneUnavailable
 from popmq.operator.model.spec import ClusterSpec
 from popmq.testing.loop_thread import ThreadServer
+
+WITHOUT_SECRET = FrameSettings(secret_required=False)
+SECRET_PAUSE_S = 0.1
 
 
 class Voice(ThreadServer):
@@ -32,15 +38,29 @@ class Voice(ThreadServer):
         self.address = ""
         self._plane = plane
         self._path = f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}"
+        self._secret_path = f"/api/v1/namespaces/{namespace}/secrets/{name}-cluster-secret"
         self._frames: FrameServer | None = None
         self._hello = Hello(role=ProcessRole.CONTROLLER, name="controller", cluster=name)
 
     async def _open(self) -> None:
-        self._frames = FrameServer(self, self._hello)
+        self._frames = FrameServer(self, self._hello, settings=WITHOUT_SECRET)
         self.address = await self._frames.listen("127.0.0.1:0")
+        self._secret_reader = asyncio.get_running_loop().create_task(self._read_secret())
+
+    async def _read_secret(self) -> None:
+        """As soon as the operator has made it: pods wait for their volumes, too."""
+        assert self._frames is not None
+        stored = None
+        while stored is None:
+            await asyncio.sleep(SECRET_PAUSE_S)
+            stored = await asyncio.to_thread(self._plane.get, self._secret_path)
+        text = base64.b64decode(stored["data"]["secret"])
+        secret = parse_cluster_secret(text, self._secret_path)
+        self._frames.settings = FrameSettings(secret=secret)
 
     async def _close(self) -> None:
         assert self._frames is not None
+        self._secret_reader.cancel()
         await self._frames.stop()
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
@@ -75,10 +95,10 @@ class Voice(ThreadServer):
         return pb.FailoverReply(handed_over=True).SerializeToString()
 
     def _spec(self) -> ClusterSpec:
-        found = self._plane.get(self._path)
-        if found is None:
+        plane = self._plane.get(self._path)
+        if plane is None:
             raise Refused(Code.HA_NOT_AVAILABLE, "the API server does not say which brokers")
-        return read(found)
+        return read(plane)
 
 
 def _state(name: str, health: GroupHealth) -> pb.GroupState:

@@ -7,7 +7,6 @@ import http.client
 import json
 import threading
 import urllib.parse
-from types import TracebackType
 from typing import Self
 
 from kube.control_plane import ControlPlane
@@ -39,12 +38,7 @@ class Watched:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 
@@ -65,20 +59,20 @@ class Watched:
                 pods.pop(name, None)
 
     def _asked(self) -> Object:
-        found = self._plane.get(self._path)
-        if found is None:
+        plane = self._plane.get(self._path)
+        if plane is None:
             raise OSError("the API server is away")
-        return found
+        return plane
 
     def _list(self) -> None:
-        found = self._asked()
-        stay = {one["metadata"]["uid"] for one in found["items"]}
+        results = self._asked()
+        stay = {item["metadata"]["uid"] for item in results["items"]}
         for uid, pod in list(self._there.items()):
             if uid not in stay:
                 self._look_at("DELETED", pod)
-        for pod in found["items"]:
+        for pod in results["items"]:
             self._look_at("ADDED", pod)
-        self._version = found["metadata"]["resourceVersion"]
+        self._version = results["metadata"]["resourceVersion"]
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -123,9 +117,9 @@ class Watched:
         up = kind != "DELETED" and "deletionTimestamp" not in metadata and is_ready(pod)
         if up or metadata["name"] in pods:
             pods[metadata["name"]] = up
-        down = sum(not one for one in pods.values())
+        down = sum(not pod for pod in pods.values())
         self.most_down[group] = max(self.most_down.get(group, 0), down)
 
 
 def _versions(pods: list[Object]) -> set[tuple[str, str]]:
-    return {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]) for one in pods}
+    return {(pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]) for pod in pods}

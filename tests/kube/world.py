@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from kube.access import token_access
 from kube.clusters import cluster
 from kube.fake_api import FakeApi, Object, copied
 
+from popmq.operator.cluster.cluster_secrets import PlaneAccess
 from popmq.operator.cluster.observed import DrainState, GroupHealth
 from popmq.operator.cluster.reconcile import LeaseLost, Reconciler, ReconcileResult
 from popmq.operator.kube.admin_client import DataPlaneUnavailable
-from popmq.operator.kube.api_client import ApiAccess, ApiClient, ApiError, ApiUnavailable
+from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable
 from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.reports.report_reconcile import ReportDefaults
 
@@ -44,20 +46,21 @@ class Brokers:
         self.cut: set[str] = set()  # off from the others, and not from their nodes
         self.owner = "broker-0"  # of topics and consumer groups
         self.handed_over: list[tuple[str, str, str]] = []
+        self.signed_by: list[str] = []  # users that set auth.mode
         self._looks: dict[str, int] = {}  # by pod uid
 
     def key(self, spec: ClusterSpec, group: str) -> tuple[str, str]:
         return f"{spec.namespace}/{spec.name}", group
 
     def alive(self, spec: ClusterSpec, group: str) -> list[str]:
-        found = []
+        names = []
         for pod in self._api.all("pods", spec.namespace):
             labels = pod["metadata"]["labels"]
             ours = labels.get("popmq.io/cluster") == spec.name
             there = is_ready(pod) and pod["metadata"]["name"] not in self.cut
             if ours and labels.get("popmq.io/broker-group") == group and there:
-                found.append(pod["metadata"]["name"])
-        return found
+                names.append(pod["metadata"]["name"])
+        return names
 
     def look_at(self, spec: ClusterSpec, group: str) -> GroupHealth:
         key, alive = self.key(spec, group), self.alive(spec, group)
@@ -85,7 +88,9 @@ class Brokers:
             owner=group == self.owner,
         )
 
-    async def health(self, spec: ClusterSpec) -> Mapping[str, GroupHealth] | None:
+    async def health(
+        self, spec: ClusterSpec, access: PlaneAccess
+    ) -> Mapping[str, GroupHealth] | None:
         if self.away:
             return None
         groups = {
@@ -96,7 +101,7 @@ class Brokers:
         }
         return {group: self.look_at(spec, group) for group in sorted(groups)}
 
-    async def hand_over(self, spec: ClusterSpec, group: str, to: str) -> None:
+    async def hand_over(self, spec: ClusterSpec, group: str, to: str, access: PlaneAccess) -> None:
         self.give_way(spec, group, to)
 
     def give_way(self, spec: ClusterSpec, group: str, to: str) -> None:
@@ -107,11 +112,15 @@ class Brokers:
         self.masters[key] = to
 
     async def drain(
-        self, spec: ClusterSpec, group: str, trusted: bytes | None, *, undo: bool
+        self, spec: ClusterSpec, group: str, access: PlaneAccess, *, undo: bool
     ) -> None:
         self.draining[self.key(spec, group)] = not undo
 
-    async def drain_state(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
+    async def keep_mode(self, spec: ClusterSpec, access: PlaneAccess) -> str:
+        self.signed_by.append(access.signer.access_key)
+        return spec.auth_mode.lower() or "off"
+
+    async def drain_state(self, spec: ClusterSpec, group: str, access: PlaneAccess) -> DrainState:
         left = self.left.get(group, 0)
         return DrainState(left == 0, f"{group} still has {left} messages")
 
@@ -134,9 +143,14 @@ class World:
 
     async def __aenter__(self) -> "World":
         await self.api.start()
-        access = ApiAccess(self.api.url, lambda: "operator", None, "apps")
-        self._client = ApiClient(access, timeout_s=5.0)
+        await self.restart_operator()
         return self
+
+    async def restart_operator(self) -> None:
+        """With a client that remembers nothing."""
+        if self._client is not None:
+            await self._client.close()
+        self._client = ApiClient(token_access(self.api.url), timeout_s=5.0)
 
     async def __aexit__(self, *_: object) -> None:
         assert self._client is not None
@@ -191,23 +205,28 @@ class World:
 
     def status(self, name: str = "demo", namespace: str = "apps") -> Object:
         cluster = self.api.get("brokerclusters", namespace, name)
-        found: Object = (cluster or {}).get("status") or {}
-        return found
+        status: Object = (cluster or {}).get("status") or {}
+        return status
 
     def condition(self, kind: str, name: str = "demo") -> Object:
-        for one in self.status(name).get("conditions", []):
-            if one["type"] == kind:
-                found: Object = one
-                return found
+        for condition in self.status(name).get("conditions", []):
+            if condition["type"] == kind:
+                found_condition: Object = condition
+                return found_condition
         return {}
 
     def pods(self, role: str = "broker", name: str = "demo", namespace: str = "apps") -> list[str]:
-        wanted = {"popmq.io/cluster": name, "app.kubernetes.io/component": role}
+        expected = {"popmq.io/cluster": name, "app.kubernetes.io/component": role}
         return [
             pod["metadata"]["name"]
             for pod in self.api.all("pods", namespace)
-            if wanted.items() <= pod["metadata"]["labels"].items()
+            if expected.items() <= pod["metadata"]["labels"].items()
         ]
+
+    def events(self, reason: str = "") -> list[Object]:
+        """In the order in which they were recorded last."""
+        recorded = [event for event in self.api.all("events") if reason in ("", event["reason"])]
+        return sorted(recorded, key=lambda event: int(event["metadata"]["resourceVersion"]))
 
     def images(self, namespace: str = "apps") -> set[str]:
         pods = self.api.all("pods", namespace)
@@ -216,24 +235,24 @@ class World:
     # -- what the controllers of Kubernetes do
 
     def settle(self) -> None:
-        for one in self.api.all("statefulsets"):
-            self._count_down(one)
-            self._stateful(one)
-        for one in self.api.all("deployments"):
-            self._deployment(one)
+        for statefulset in self.api.all("statefulsets"):
+            self._count_down(statefulset)
+            self._stateful(statefulset)
+        for statefulset in self.api.all("deployments"):
+            self._deployment(statefulset)
         for pod in self.api.all("pods"):
             self._kubelet(pod)
 
     def _count_down(self, group_set: Object) -> None:
         name, namespace = group_set["metadata"]["name"], group_set["metadata"]["namespace"]
-        wanted = group_set["spec"]["replicas"]
+        expected = group_set["spec"]["replicas"]
         there = [
             pod
             for pod in self.api.all("pods", namespace)
             if pod["metadata"]["name"].rpartition("-")[0] == name and is_ready(pod)
         ]
         if self.api.get("statefulsets", namespace, name) and group_set.get("status"):
-            self.down[name] = max(self.down.get(name, 0), wanted - len(there))
+            self.down[name] = max(self.down.get(name, 0), expected - len(there))
 
     def _stateful(self, group_set: Object) -> None:
         metadata, spec = group_set["metadata"], group_set["spec"]
@@ -251,21 +270,21 @@ class World:
     def _claim(self, group_set: Object, pod: str) -> None:
         (template,) = group_set["spec"]["volumeClaimTemplates"]
         namespace, name = group_set["metadata"]["namespace"], f"data-{pod}"
-        found = self.api.get("persistentvolumeclaims", namespace, name)
-        if found is None:
+        persistentvolumeclaims = self.api.get("persistentvolumeclaims", namespace, name)
+        if persistentvolumeclaims is None:
             claim = copied(template)
             claim["metadata"].update(name=name, namespace=namespace)
             claim["spec"].setdefault("storageClassName", "plain")
-            found = claim
+            persistentvolumeclaims = claim
         # The driver of the volumes: as large as was asked for.
-        size = found["spec"]["resources"]["requests"]["storage"]
-        found["status"] = {"capacity": {"storage": size}}
-        self.api.put("persistentvolumeclaims", found)
+        size = persistentvolumeclaims["spec"]["resources"]["requests"]["storage"]
+        persistentvolumeclaims["status"] = {"capacity": {"storage": size}}
+        self.api.put("persistentvolumeclaims", persistentvolumeclaims)
 
     def _deployment(self, deployment: Object) -> None:
         metadata, spec = deployment["metadata"], deployment["spec"]
-        namespace, wanted = metadata["namespace"], spec["replicas"]
-        names = [f"{metadata['name']}-pod-{n}" for n in range(wanted)]
+        namespace, expected = metadata["namespace"], spec["replicas"]
+        names = [f"{metadata['name']}-pod-{n}" for n in range(expected)]
         for name in names:
             pod = self.api.get("pods", namespace, name)
             new = spec["template"]["metadata"]["annotations"]
@@ -278,8 +297,8 @@ class World:
             if name.startswith(f"{metadata['name']}-pod-") and name not in names:
                 self.api.remove("pods", namespace, name)
         ready = {
-            "readyReplicas": wanted,
-            "updatedReplicas": wanted,
+            "readyReplicas": expected,
+            "updatedReplicas": expected,
             "observedGeneration": metadata["generation"],
         }
         self._set_status("deployments", deployment, ready)
@@ -315,7 +334,9 @@ class World:
 
 def is_ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 Story = Callable[[World], Awaitable[None]]
@@ -337,7 +358,7 @@ async def running(world: World, given: Object | None = None) -> None:
 def versions(world: World) -> dict[tuple[str, str, str], str]:
     """By object; events come with each step."""
     return {
-        key: one.body["metadata"]["resourceVersion"]
-        for key, one in world.api.objects.items()
+        key: message.body["metadata"]["resourceVersion"]
+        for key, message in world.api.objects.items()
         if key[0] != "events"
     }

@@ -77,16 +77,16 @@ def take(core: CoreBroker, client: str = "a", *, group: str = "g", limit: int = 
     """Receive and ack: the bodies, in the order in which they came."""
     got = receive(core, client, group=group, limit=limit)
     if got:
-        core.ack(TOPIC, group, *(one.handle for one in got))
-    return [one.head for one in got]
+        core.ack(TOPIC, group, *(delivery.handle for delivery in got))
+    return [delivery.head for delivery in got]
 
 
 def forgets(core: CoreBroker, client: str = "a") -> list[str]:
     """Report the client as one that listens: the lite topics that it is to forget."""
     report = hop.encode_clients(hop.ClientsReport(alive=[client], listening_clients=[client]))
-    told = LiteNotices.FromString(core.reply(Kind.CLIENTS, report)).ended
-    assert [one.client_id for one in told] in ([], [client])
-    return [name for one in told for name in one.names]
+    endings = LiteNotices.FromString(core.reply(Kind.CLIENTS, report)).ended
+    assert [ending.client_id for ending in endings] in ([], [client])
+    return [name for ending in endings for name in ending.names]
 
 
 def live(core: CoreBroker) -> list[str]:

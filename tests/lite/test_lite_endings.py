@@ -35,10 +35,10 @@ def test_a_subscription_may_begin_at_a_time() -> None:
 
 
 def all_of(core: CoreBroker, group: str) -> list[bytes]:
-    found: list[bytes] = []
+    results: list[bytes] = []
     while some := take(core, group=group):
-        found += some
-    return found
+        results += some
+    return results
 
 
 def test_a_group_that_reads_already_goes_on_where_it_is_whatever_time_is_said() -> None:

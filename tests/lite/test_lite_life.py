@@ -175,6 +175,7 @@ def test_a_time_to_live_goes_on_over_a_restart() -> None:
     assert live(core) == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", range(12))
 def test_a_crash_loses_nothing_that_was_confirmed_and_brings_nothing_to_others(seed: int) -> None:
     print(f"seed {seed}")
@@ -196,12 +197,12 @@ def test_a_crash_loses_nothing_that_was_confirmed_and_brings_nothing_to_others(s
                     waiting[body] = name
             case "receive":
                 client = rng.choice("abc")
-                for one in receive(core, client, limit=rng.randrange(1, 5)):
-                    name = waiting.get(one.head, "")
-                    assert name in wants[client], f"{one.head!r} of {name} came to {client}"
+                for delivery in receive(core, client, limit=rng.randrange(1, 5)):
+                    name = waiting.get(delivery.head, "")
+                    assert name in wants[client], f"{delivery.head!r} of {name} came to {client}"
                     if rng.random() < 0.8:
-                        assert core.ack(TOPIC, "g", one.handle)[0].code == Code.OK
-                        waiting.pop(one.head)
+                        assert core.ack(TOPIC, "g", delivery.handle)[0].code == Code.OK
+                        waiting.pop(delivery.head)
             case "sync":
                 client = rng.choice("abc")
                 added = rng.sample(names, 3)
@@ -263,6 +264,7 @@ def test_a_slave_has_the_same_tables_and_goes_on_when_it_is_promoted(tmp_path: P
     assert queue_of(promoted, "next") == gone.queue_id
 
 
+@pytest.mark.more
 def test_snapshots_of_master_and_slave_hash_the_same(tmp_path: Path) -> None:
     pair = Pair(tmp_path, settings=replace(OF_TWO, lite=SHORT))
     master = pair.master
@@ -307,7 +309,7 @@ def test_a_lite_topic_whose_last_messages_went_by_retention_unread_is_no_lag_and
         put(core, "one", b"2")
     registry, topic = core.broker.registry, core.broker.registry.topic(TOPIC)
     core.broker.store.queue(topic.id, 0).raise_minimum(4)
-    (found,) = lags(core.broker.store, registry, core.broker.table, topic=topic)
-    assert (found.total, found.expired) == (0, 3)
+    (lag,) = lags(core.broker.store, registry, core.broker.table, topic=topic)
+    assert (lag.total, lag.expired) == (0, 3)
     core.advance(80_000)
     assert live(core) == []

@@ -10,9 +10,9 @@ from lite.lites import TOPIC, live, made, named, put, receive, small, sync, take
 from popmq.broker.diagnostics.audit import APART_MS, Balance
 from popmq.broker.diagnostics.lag import lags, queue_lags
 from popmq.broker.doctor.finding import RequiredAction
-from popmq.cli.doctor import examine
-from popmq.common.drain_remainder import DrainRemainder, drain_remainder
+from popmq.cli.local.doctor import examine
 from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.drain_remainder import DrainRemainder, drain_remainder
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.settings.settings import PopSettings
@@ -27,7 +27,7 @@ SHORT = LiteSettings(ttl_ms=60_000)
 
 def audited(core: CoreBroker, group: str = "g") -> Balance:
     """One more recount, whole."""
-    audit = core.broker.audit
+    audit = core.broker.diagnostics.audit
     audit.on_scrape()
     before, start = audit.passes, core.clock.boot_ms()
     while audit.passes == before:
@@ -72,8 +72,8 @@ def told(core: CoreBroker, message_id: str) -> str:
 
 
 def send(core: CoreBroker, lite_topic: str, message_id: str) -> None:
-    said = api.SystemProperties(message_id=message_id, lite_topic=lite_topic)
-    entry = hop.PutEntry(MessageType.LITE, b"x", said.SerializeToString(), 0, 0)
+    system_property = api.SystemProperties(message_id=message_id, lite_topic=lite_topic)
+    entry = hop.PutEntry(MessageType.LITE, b"x", system_property.SerializeToString(), 0, 0)
     core.reply(Kind.PUT, hop.encode_put(hop.PutRequest(TOPIC, [entry])))
 
 
@@ -85,7 +85,7 @@ def test_explain_says_what_became_of_a_message_of_a_lite_topic() -> None:
         send(core, "one", message_id)
     first, _ = receive(core, limit=2)
     core.ack(TOPIC, "g", first.handle)
-    assert [told(core, one) for one in ("m-1", "m-2", "m-3")] == ["ACKED", "INVISIBLE", "BLOCKED"]
+    assert [told(core, name) for name in ("m-1", "m-2", "m-3")] == ["ACKED", "INVISIBLE", "BLOCKED"]
 
 
 def test_explain_tells_of_lite_topics_that_ended_what_was_acked_in_them() -> None:
@@ -99,14 +99,14 @@ def test_explain_tells_of_lite_topics_that_ended_what_was_acked_in_them() -> Non
     core.ack(TOPIC, "g", first.handle)
     core.advance(80_000)
     assert live(core) == []
-    assert [told(core, one) for one in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
+    assert [told(core, item) for item in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
     # The queues are given again, and read.
     sync(core, ["three", "four"])
     for name in ("three", "four"):
         put(core, name, b"x")
     assert len(take(core)) == 2
     for _ in range(2):
-        assert [told(core, one) for one in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
+        assert [told(core, item) for item in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
         core.stop()
         core.start()
 
@@ -140,7 +140,7 @@ def test_a_reset_leaves_alone_a_lite_topic_that_ends_while_it_is_looked_up() -> 
     core.broker.lite_expiry.remove(gone)
     core.run_until_idle()
     assert answer.body is not None
-    told_of = {one.queue_id for one in pb.ResetOffsetReply.FromString(answer.body).queues}
+    told_of = {queue.queue_id for queue in pb.ResetOffsetReply.FromString(answer.body).queues}
     assert told_of == set(registry.queue_ids(topic))
     group = registry.group("g")
     for _ in range(2):
@@ -184,8 +184,12 @@ def test_a_blocked_lite_topic_parks_nothing_and_holds_up_no_other() -> None:
 
 
 def findings(folder: Path) -> Sequence[str]:
-    found = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
-    return [str(one) for one in found if one.need is not RequiredAction.NOTHING]
+    found_findings = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
+    return [
+        str(found_finding)
+        for found_finding in found_findings
+        if found_finding.need is not RequiredAction.NOTHING
+    ]
 
 
 def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> None:
@@ -207,10 +211,10 @@ def drained(core: CoreBroker) -> DrainRemainder:
     name = core.settings.broker.name
     core.broker.registry.owner = "somebody"  # who owns the topics cannot be drained
     asked = pb.DrainRequest(group=name).SerializeToString()
-    told = pb.DrainReply.FromString(core.reply(Kind.DRAIN, asked))
+    reply = pb.DrainReply.FromString(core.reply(Kind.DRAIN, asked))
     lag = pb.LagReply.FromString(core.reply(Kind.LAG, pb.LagRequest().SerializeToString()))
     here = [pb.Topic(name=TOPIC, brokers=[name])]
-    rest, free = drain_remainder(name, lag, here, told)
+    rest, free = drain_remainder(name, lag, here, reply)
     assert bool(rest.homed) is not bool(free)
     return rest
 
@@ -270,7 +274,7 @@ def test_a_report_has_one_row_for_all_lite_topics_and_the_lag_those_with_somethi
         put(core, name, b"y")
     (lag,) = lags(broker.store, broker.registry, broker.table)
     assert (lag.total, len(lag.heads)) == (3, 3)
-    before = broker.sampler.logs["topics"].next
+    before = broker.diagnostics.sampler.logs["topics"].next
     core.advance(31_000)
-    rows = broker.sampler.logs["topics"].next - before
-    assert rows == len([one for one in broker.registry.topics() if one.name == TOPIC])
+    rows = broker.diagnostics.sampler.logs["topics"].next - before
+    assert rows == len([topic for topic in broker.registry.topics() if topic.name == TOPIC])

@@ -69,14 +69,14 @@ def test_messages_of_a_lite_topic_leave_in_order_and_behind_what_is_in_flight() 
     for body in (b"1", b"2", b"3"):
         put(core, "one", body)
     first = receive(core, limit=2)
-    assert [one.head for one in first] == [b"1", b"2"]
+    assert [delivery.head for delivery in first] == [b"1", b"2"]
     assert receive(core) == []
     core.ack(TOPIC, "g", first[1].handle)
     assert receive(core) == []
     core.change(TOPIC, "g", first[0].handle, 0)
     core.advance(1_000)
     again = receive(core)
-    assert [(one.head, one.attempt) for one in again] == [(b"1", 2), (b"3", 1)]
+    assert [(delivery.head, delivery.attempt) for delivery in again] == [(b"1", 2), (b"3", 1)]
 
 
 def test_a_waiting_receive_is_woken_when_what_was_in_flight_ends() -> None:
@@ -164,7 +164,9 @@ def test_a_receive_with_the_same_attempt_id_gets_the_same_again() -> None:
     put(core, "one", b"1")
     first = receive(core, attempt_id="x")
     assert receive(core, attempt_id="y") == []
-    assert [one.handle for one in receive(core, attempt_id="x")] == [one.handle for one in first]
+    assert [delivery.handle for delivery in receive(core, attempt_id="x")] == [
+        delivery.handle for delivery in first
+    ]
 
 
 def test_a_message_that_fails_too_often_is_a_dead_letter_and_comes_back_into_its_lite_topic() -> (
@@ -178,9 +180,9 @@ def test_a_message_that_fails_too_often_is_a_dead_letter_and_comes_back_into_its
     (first, _) = receive(core)
     assert core.reject(TOPIC, "g", first.handle).code == Code.OK
     letters = core.broker.registry.topic("%DLQ%g")
-    letter = core.broker.redrives.letter(letters, 0)
+    letter = core.broker.operations.redrives.letter(letters, 0)
     assert letter is not None
-    core.broker.redrives.redrive(core.broker.registry.group("g"), letters, letter)
+    core.broker.operations.redrives.redrive(core.broker.registry.group("g"), letters, letter)
     core.run_until_idle()
     core.advance(61_000)
     assert b"1" in take(core) + take(core)
@@ -305,7 +307,7 @@ def test_a_receive_costs_the_same_with_two_thousand_subscriptions_as_with_one() 
     looked: list[int] = []
     service = core.broker.lites
     plain = service._wanted
-    service._wanted = lambda one, queue: looked.append(queue) or plain(one, queue)  # type: ignore
+    service._wanted = lambda subscriber, queue: looked.append(queue) or plain(subscriber, queue)  # type: ignore
     assert take(core) == [b"x"]
     assert take(core) == []
     assert len(looked) <= 3

@@ -49,21 +49,23 @@ def send(config: ClientConfiguration, topic: str, folder: Path) -> set[str]:
     return sent
 
 
-def receive(config: ClientConfiguration, topic: str, group: str, wanted: set[str]) -> set[str]:
+def receive(config: ClientConfiguration, topic: str, group: str, expected: set[str]) -> set[str]:
     consumer = _started(config, topic, group)
-    found: set[str] = set()
+    sets: set[str] = set()
     until = time.monotonic() + PATIENCE_S
-    while wanted - found and time.monotonic() < until:
+    while expected - sets and time.monotonic() < until:
         try:
-            for one in consumer.receive(max_message_num=32, invisible_duration=INVISIBLE_S) or []:
+            for message in (
+                consumer.receive(max_message_num=32, invisible_duration=INVISIBLE_S) or []
+            ):
                 until = time.monotonic() + PATIENCE_S
-                found.add(one.body.decode())
-                consumer.ack(one)
+                sets.add(message.body.decode())
+                consumer.ack(message)
         except Exception as error:  # a proxy that is gone; the next call may find another
             print(repr(error), file=sys.stderr, flush=True)
             time.sleep(EVERY_S)
     consumer.shutdown()
-    return found
+    return sets
 
 
 def _started(config: ClientConfiguration, topic: str, group: str) -> SimpleConsumer:
@@ -83,8 +85,8 @@ def main() -> None:
     folder = Path(where)
     config = ClientConfiguration(endpoint, Credentials())
     sent = send(config, topic, folder)
-    found = receive(config, topic, group, sent)
-    (folder / "received").write_text("\n".join(sorted(found)))
+    results = receive(config, topic, group, sent)
+    (folder / "received").write_text("\n".join(sorted(results)))
     os._exit(0)  # the client leaves threads behind
 
 

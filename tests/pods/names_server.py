@@ -44,12 +44,12 @@ class NamesServer:
         name = ".".join(labels).lower()
         addresses = self.look_up(name)
         known = bool(addresses)
-        told = addresses if kind == A_RECORD else []
+        texts = addresses if kind == A_RECORD else []
         status = 0x8400 | (flags & 0x0100) | (0 if known else NOT_THERE)
-        header = struct.pack(">HHHHHH", number, status, 1, len(told), 0, 0)
+        header = struct.pack(">HHHHHH", number, status, 1, len(texts), 0, 0)
         records = b"".join(
-            struct.pack(">HHHIH", 0xC00C, A_RECORD, 1, TTL_S, 4) + socket.inet_aton(one)
-            for one in told
+            struct.pack(">HHHIH", 0xC00C, A_RECORD, 1, TTL_S, 4) + socket.inet_aton(text)
+            for text in texts
         )
         return header + asked + records
 
@@ -61,19 +61,19 @@ class NamesServer:
             return []
         service, namespace = parts[-2:]
         base = f"/api/v1/namespaces/{namespace}"
-        found = self._plane.get(f"{base}/services/{service}")
-        if found is None:
+        plane = self._plane.get(f"{base}/services/{service}")
+        if plane is None:
             return []
-        address = found["spec"].get("clusterIP", "")
+        address = plane["spec"].get("clusterIP", "")
         if address not in ("", "None"):
             return [address] if len(parts) == 2 else []
         endpoints = self._plane.get(f"{base}/endpoints/{service}") or {}
         return [
-            one["ip"]
+            address["ip"]
             for subset in endpoints.get("subsets") or []
-            for one in [
+            for address in [
                 *(subset.get("addresses") or []),
                 *(subset.get("notReadyAddresses") or []),
             ]
-            if len(parts) == 2 or one.get("hostname") == parts[0]
+            if len(parts) == 2 or address.get("hostname") == parts[0]
         ]

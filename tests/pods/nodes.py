@@ -20,6 +20,7 @@ from pathlib import Path
 from kube.control_plane import ControlPlane
 from kube.fake_api import Object
 from pods.names_server import NamesServer
+from programs import run_program
 
 from popmq.operator.model.names import HTTP_PORT
 
@@ -99,7 +100,7 @@ class Nodes:
         socket.create_connection((address, HTTP_PORT), timeout=5).close()  # now it is a neighbour
         neighbours = json.loads(_told("ip", "-json", "neigh", "show", address))
         cards = json.loads(_told("bridge", "-json", "fdb", "show", "br", "popmq0"))
-        cables = [one["ifname"] for one in cards if one["mac"] == neighbours[0]["lladdr"]]
+        cables = [card["ifname"] for card in cards if card["mac"] == neighbours[0]["lladdr"]]
         _told("ip", "link", "set", cables[0], "down")
         return str(cables[0])
 
@@ -108,25 +109,27 @@ class Nodes:
 
     def said(self, since: datetime, until: datetime) -> list[str]:
         """What containers wrote to their logs then, in its order, for people."""
-        found = self.logged(since, until)
-        return [f"{at[11:23]} {pod}: {text[:300]}" for at, pod, text in found]
+        results = self.logged(since, until)
+        return [f"{at[11:23]} {pod}: {text[:300]}" for at, pod, text in results]
 
     def logged(self, since: datetime, until: datetime) -> list[tuple[str, str, str]]:
         """When, which pod, what; of containers that are gone, too, while their pod is there."""
-        found = []
+        results = []
         for path in self._folder.glob("*/logs/*/*/*.log"):
             pod = path.parts[-3].split("_")[1]
             for line in path.read_text(errors="replace").splitlines():
                 at, _, rest = line.partition(" ")
                 if since <= datetime.fromisoformat(f"{at[:26].rstrip('Z')}+00:00") <= until:
-                    found.append((at, pod, rest.partition(" F ")[2]))
-        return sorted(found)
+                    results.append((at, pod, rest.partition(" F ")[2]))
+        return sorted(results)
 
     def inside(self, pod: Object) -> int:
         """The first process of the pod's container; one that sleeps holds the pod's place."""
-        found = _below(f"popmq-*/**/pod{pod['metadata']['uid']}")
-        sleeps = {one: b"/sleep" in Path(f"/proc/{one}/cmdline").read_bytes() for one in found}
-        return min(found, key=lambda one: (sleeps[one], one))
+        results = _below(f"popmq-*/**/pod{pod['metadata']['uid']}")
+        sleeps = {
+            result: b"/sleep" in Path(f"/proc/{result}/cmdline").read_bytes() for result in results
+        }
+        return min(results, key=lambda number: (sleeps[number], number))
 
     def eat_memory(self, pod: Object, size: int) -> None:
         """A process of the pod's container takes so many bytes; should they not be there, the
@@ -134,9 +137,11 @@ class Nodes:
         owner = self.inside(pod)
         Path(f"/proc/{owner}/oom_score_adj").write_text("1000")
         (tasks,) = (
-            one
-            for one in CGROUPS.glob(f"memory/popmq-*/**/pod{pod['metadata']['uid']}/*/cgroup.procs")
-            if str(owner) in one.read_text().split()
+            path
+            for path in CGROUPS.glob(
+                f"memory/popmq-*/**/pod{pod['metadata']['uid']}/*/cgroup.procs"
+            )
+            if str(owner) in path.read_text().split()
         )
         script = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
         script += "kept = b'x' * int(sys.argv[2])"
@@ -254,7 +259,7 @@ class Nodes:
 
 
 def _told(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return run_program(command, check=True).stdout
 
 
 def network() -> None:
@@ -307,17 +312,17 @@ def _make_cgroup(name: str) -> None:
     for hierarchy in CGROUPS.iterdir():
         if not (hierarchy / "tasks").exists():
             continue
-        made = hierarchy / name
-        made.mkdir(exist_ok=True)
+        path = hierarchy / name
+        path.mkdir(exist_ok=True)
         for setting in ("cpuset.cpus", "cpuset.mems"):
             if (hierarchy / setting).exists():
-                (made / setting).write_text((hierarchy / setting).read_text())
+                (path / setting).write_text((hierarchy / setting).read_text())
     if (CGROUPS / "cgroup.controllers").exists():
         (CGROUPS / name).mkdir(exist_ok=True)
 
 
 def _remove_cgroup(folder: Path) -> None:
-    for below in sorted(folder.rglob("*"), key=lambda one: -len(one.parts)):
+    for below in sorted(folder.rglob("*"), key=lambda path: -len(path.parts)):
         if below.is_dir():
             _remove_empty(below)
     _remove_empty(folder)
@@ -334,10 +339,10 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _below(cgroup: str) -> set[int]:
-    found: set[int] = set()
+    sets: set[int] = set()
     for tasks in CGROUPS.glob(f"memory/{cgroup}/**/cgroup.procs"):
-        found |= {int(line) for line in tasks.read_text().split()}
-    return found - {0}
+        sets |= {int(line) for line in tasks.read_text().split()}
+    return sets - {0}
 
 
 def _kill(process: int) -> None:
@@ -351,6 +356,6 @@ def _die_with_parent() -> None:
 
 def have_all() -> str:
     """What is missing, or nothing."""
-    wanted = ("containerd", "runc", "ctr", "ip", "iptables", "conntrack", "sysctl")
-    missing = [name for name in wanted if not shutil.which(name)]
+    expected = ("containerd", "runc", "ctr", "ip", "iptables", "conntrack", "sysctl")
+    missing = [name for name in expected if not shutil.which(name)]
     return ", ".join(missing)

@@ -23,6 +23,7 @@ from kube.fake_api import Object
 from kube.metrics_api import MetricsApi
 from pods.nodes import GATEWAY, Nodes, have_all, network, volume
 from pods.waits import waits_at_hand_overs
+from programs import run_program
 
 from popmq.operator.model.names import HTTP_PORT
 
@@ -50,8 +51,8 @@ class Site:
 
     def status(self) -> Object:
         path = f"/apis/popmq.io/v1beta1/namespaces/{NAMESPACE}/brokerclusters/demo"
-        found: Object = (self.plane.get(path) or {}).get("status") or {}
-        return found
+        status: Object = (self.plane.get(path) or {}).get("status") or {}
+        return status
 
     def condition(self, kind: str) -> str:
         return str(self._condition(kind).get("status", ""))
@@ -60,23 +61,23 @@ class Site:
         return str(self._condition(kind).get("message", ""))
 
     def _condition(self, kind: str) -> Object:
-        for one in self.status().get("conditions") or []:
-            if one["type"] == kind:
-                found: Object = one
-                return found
+        for condition in self.status().get("conditions") or []:
+            if condition["type"] == kind:
+                found_condition: Object = condition
+                return found_condition
         return {}
 
     @property
     def is_whole(self) -> bool:
-        wanted = {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
+        expected = {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
         settled = self.condition("Ready") == "True" and self.condition("Progressing") == "False"
         complete = self.condition("Degraded") == "False"
-        return settled and complete and self.status().get("glance") == wanted
+        return settled and complete and self.status().get("glance") == expected
 
     @property
     def master(self) -> str:
-        found: str = self.status()["groups"][0]["master"]
-        return found
+        master: str = self.status()["groups"][0]["master"]
+        return master
 
     def another_master_than(self, old: str, limit_s: float = FOLLOWS_S) -> None:
         """From now until the status names it, which Kubernetes need not have an event of."""
@@ -93,7 +94,7 @@ class Site:
 
     def popmq(self, *arguments: str) -> str:
         command = [*self.from_a_pod, POPMQ, *arguments, "--endpoint", self.endpoint]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = run_program(command, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -103,9 +104,9 @@ class Site:
         return ["nsenter", f"--net=/proc/{self.nodes.inside(self.pod('client'))}/ns/net"]
 
     def pod(self, name: str) -> Object:
-        found = self.plane.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
-        assert found is not None, name
-        return found
+        manifest = self.plane.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+        assert manifest is not None, name
+        return manifest
 
     def pods_of(self, role: str) -> list[Object]:
         query = f"labelSelector=app.kubernetes.io/component={role}"
@@ -113,24 +114,24 @@ class Site:
 
     def stores(self) -> dict[str, tuple[str, str]]:
         """By broker: its volume, and which store is on it (a new one has a new id)."""
-        found = {}
+        stores = {}
         for pod in self.pods_of("broker"):
             name = pod["metadata"]["name"]
             path = f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims/data-{name}"
             volume = str((self.plane.get(path) or {})["spec"]["volumeName"])
             (identity,) = (self.plane.folder / "volumes" / volume).rglob("identity")
             (store,) = (x for x in identity.read_text().splitlines() if "store_id" in x)
-            found[name] = volume, store
-        assert len(found) == 3
-        return found
+            stores[name] = volume, store
+        assert len(stores) == 3
+        return stores
 
     @property
     def images(self) -> set[str]:
         """Of the cluster's pods, those that go not counted."""
         query = "labelSelector=popmq.io/cluster=demo"
         pods = self.plane.items(f"/api/v1/namespaces/{NAMESPACE}/pods?{query}")
-        stay = [one for one in pods if "deletionTimestamp" not in one["metadata"]]
-        return {one["spec"]["containers"][0]["image"] for one in stay}
+        stay = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        return {manifest["spec"]["containers"][0]["image"] for manifest in stay}
 
     @property
     def proxies(self) -> str:
@@ -138,7 +139,7 @@ class Site:
 
     @property
     def limits(self) -> list[Object]:
-        return [one["spec"]["containers"][0]["resources"] for one in self.pods_of("proxy")]
+        return [pod["spec"]["containers"][0]["resources"] for pod in self.pods_of("proxy")]
 
     def restarts(self, pod: Object) -> list[str]:
         """Why its container ended, if it did."""
@@ -158,11 +159,11 @@ class Site:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
     def brokers_by_node(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for one in self.plane.items(f"/api/v1/namespaces/{NAMESPACE}/pods"):
-            if "-broker-" in one["metadata"]["name"]:
-                found.setdefault(one["spec"]["nodeName"], []).append(one["metadata"]["name"])
-        return found
+        brokers: dict[str, list[str]] = {}
+        for pod in self.plane.items(f"/api/v1/namespaces/{NAMESPACE}/pods"):
+            if "-broker-" in pod["metadata"]["name"]:
+                brokers.setdefault(pod["spec"]["nodeName"], []).append(pod["metadata"]["name"])
+        return brokers
 
     def pods(self) -> str:
         return self.kubectl("get", "pods", "-o", "wide")
@@ -295,18 +296,20 @@ class Flow:
     def check(self, what: str) -> None:
         sent = [(float(line[0]), line[1]) for line in self.lines("sent") if len(line) == 2]
         received = {line[0] for line in self.lines("received")}
-        times = [one[0] for one in sent]
+        times = [entry[0] for entry in sent]
         gaps = sorted(((b - a, a, b) for a, b in pairwise(times)), reverse=True)
         shown = ", ".join(f"{gap:.2f}" for gap, _, _ in gaps[:4])
         refused = len(self.lines("refused"))
-        lost = {one[1] for one in sent} - received
+        lost = {entry[1] for entry in sent} - received
         print(
             f"\n{what}: {len(sent)} sends OK, {refused} refused, {len(lost)} lost; "
             f"longest waits between two OKs {shown} s"
         )
-        for text, count in Counter(one[-1][:200] for one in self.lines("refused")).most_common(2):
+        for text, count in Counter(lines[-1][:200] for lines in self.lines("refused")).most_common(
+            2
+        ):
             print(f"refused {count} times: {text}")
-        for _, begun, ended in (one for one in gaps[:2] if one[0] > AIM_S):
+        for _, begun, ended in (gap for gap in gaps[:2] if gap[0] > AIM_S):
             print("\n".join(["meanwhile:", *self._said(begun, ended)]))
         assert not lost, sorted(lost)[:10]
 
@@ -373,10 +376,10 @@ def test_more_proxies_come_and_go(site: Site, tmp_path: Path) -> None:
     with Flow(site, tmp_path) as flow:
         for number in ("4", "2"):
             site.kubectl("scale", "bcl/demo", f"--replicas={number}")
-            wanted = f"{number}/{number}"
+            expected = f"{number}/{number}"
             site.plane.wait(
                 "the proxies",
-                lambda wanted=wanted: site.proxies == wanted,
+                lambda wanted=expected: site.proxies == wanted,
                 limit_s=120,
             )
     flow.check("four proxies, and two again")
@@ -389,23 +392,23 @@ def test_a_proxy_over_its_memory_limit_harms_nobody_else(site: Site, tmp_path: P
     site.kubectl("patch", "bcl", "demo", "--type=merge", "-p", json.dumps({"spec": spec}))
     site.plane.wait("the limit", lambda: site.limits == [limited, limited], limit_s=120)
     site.plane.wait("the cluster", lambda: site.is_whole, limit_s=120)
-    one, *others = site.pods_of("proxy")
+    pods, *others = site.pods_of("proxy")
     with Flow(site, tmp_path) as flow:
-        site.nodes.eat_memory(one, 400 << 20)
-        name = one["metadata"]["name"]
+        site.nodes.eat_memory(pods, 400 << 20)
+        name = pods["metadata"]["name"]
         site.plane.wait("the kill", lambda: site.restarts(site.pod(name)) == ["OOMKilled"])
         site.plane.wait("the cluster", lambda: site.is_whole, limit_s=120)
     flow.check("a proxy killed at its memory limit")
     flow.same_stores()
-    lives = {one["metadata"]["uid"]: site.restarts(one) for one in others}
-    assert {one["metadata"]["uid"] for one in site.pods_of("proxy")} >= set(lives)
+    lives = {manifest["metadata"]["uid"]: site.restarts(manifest) for manifest in others}
+    assert {pod["metadata"]["uid"] for pod in site.pods_of("proxy")} >= set(lives)
     for other in (*site.pods_of("broker"), *site.pods_of("controller")):
         assert site.restarts(other) == [], other["metadata"]["name"]
     assert set(map(str, lives.values())) == {"[]"}
 
 
 def test_an_autoscaler_adds_proxies_and_clients_move_to_them(site: Site, tmp_path: Path) -> None:
-    before = {one["metadata"]["name"] for one in site.pods_of("proxy")}
+    before = {pod["metadata"]["name"] for pod in site.pods_of("proxy")}
     with Flow(site, tmp_path) as flow, MetricsApi(site.plane, cpu="50m") as metrics:
         scaling = {"spec": {"proxies": {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}}}
         site.kubectl("patch", "bcl", "demo", "--type=merge", "-p", json.dumps(scaling))
@@ -414,8 +417,8 @@ def test_an_autoscaler_adds_proxies_and_clients_move_to_them(site: Site, tmp_pat
         site.plane.wait("four proxies", lambda: site.proxies == "4/4", limit_s=120)
 
         def served() -> bool:
-            new = [one for one in site.pods_of("proxy") if one["metadata"]["name"] not in before]
-            return any(site.sends(one) > 0 for one in new)
+            new = [pod for pod in site.pods_of("proxy") if pod["metadata"]["name"] not in before]
+            return any(site.sends(manifest) > 0 for manifest in new)
 
         site.plane.wait("a client at a new one", served, limit_s=120)
         metrics.cpu = "50m"
@@ -437,7 +440,7 @@ def test_a_masters_node_is_lost(site: Site, tmp_path: Path) -> None:
         site.nodes.kill(node)
         # The operator that acts may have been there, too, and its Lease lasts for 15 s.
         site.another_master_than(alone, limit_s=60)
-        told = f"broker-0: 2 of 3 in sync ({alone} is not"
-        site.plane.wait("the status", lambda: told in site.message("Degraded"), limit_s=60)
+        text = f"broker-0: 2 of 3 in sync ({alone} is not"
+        site.plane.wait("the status", lambda: text in site.message("Degraded"), limit_s=60)
         assert site.condition("Ready") == "True"
     flow.check("the master's node lost")

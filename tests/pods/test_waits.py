@@ -29,19 +29,19 @@ def oks(*silent: tuple[float, float]) -> list[float]:
 
 
 def test_the_wait_that_a_new_master_begins_in_is_the_hand_overs() -> None:
-    found = waits_at_hand_overs(oks((10.0, 10.6)), new_master(10.5))
-    assert found == {"epoch 3": pytest.approx(0.6)}
+    results = waits_at_hand_overs(oks((10.0, 10.6)), new_master(10.5))
+    assert results == {"epoch 3": pytest.approx(0.6)}
 
 
 def test_a_longer_wait_at_another_time_is_none_of_it() -> None:
-    found = waits_at_hand_overs(oks((4.0, 6.5), (10.0, 10.4), (12.0, 15.0)), new_master(10.3))
-    assert found == {"epoch 3": pytest.approx(0.4)}
+    results = waits_at_hand_overs(oks((4.0, 6.5), (10.0, 10.4), (12.0, 15.0)), new_master(10.3))
+    assert results == {"epoch 3": pytest.approx(0.4)}
 
 
 def test_each_hand_over_has_its_own() -> None:
     lines = [*new_master(5.5), *new_master(15.5, epoch=4)]
-    found = waits_at_hand_overs(oks((5.0, 5.6), (15.0, 16.5)), lines)
-    assert found == {"epoch 3": pytest.approx(0.6), "epoch 4": pytest.approx(1.5)}
+    results = waits_at_hand_overs(oks((5.0, 5.6), (15.0, 16.5)), lines)
+    assert results == {"epoch 3": pytest.approx(0.6), "epoch 4": pytest.approx(1.5)}
 
 
 def test_an_answer_that_was_on_its_way_does_not_split_the_wait() -> None:
@@ -51,9 +51,9 @@ def test_an_answer_that_was_on_its_way_does_not_split_the_wait() -> None:
 
 
 def test_a_hand_over_that_came_to_nothing_counts_too() -> None:
-    said = "the hand-over came to nothing, serving again"
-    found = waits_at_hand_overs(oks((10.0, 11.2)), [line(11.1, said)])
-    assert found == {said: pytest.approx(1.2)}
+    text = "the hand-over came to nothing, serving again"
+    results = waits_at_hand_overs(oks((10.0, 11.2)), [line(11.1, text)])
+    assert results == {text: pytest.approx(1.2)}
 
 
 @pytest.mark.parametrize("at_s", [-1.0, 21.0])

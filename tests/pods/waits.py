@@ -32,9 +32,9 @@ def _wait_near(oks: Sequence[float], moment: float) -> float:
 def _turns(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
     for line in lines:
         try:
-            said = json.loads(line)
+            document = json.loads(line)
         except ValueError:
             continue  # no line of popmq
-        if isinstance(said, dict) and said.get("event") in TURNS:
-            what = f"epoch {said['epoch']}" if "epoch" in said else str(said["event"])
-            yield what, datetime.fromisoformat(said["time"]).timestamp()
+        if isinstance(document, dict) and document.get("event") in TURNS:
+            what = f"epoch {document['epoch']}" if "epoch" in document else str(document["event"])
+            yield what, datetime.fromisoformat(document["time"]).timestamp()

@@ -4,11 +4,9 @@ They serve tests of what a reply looks like on the wire; what a broker does is t
 real one.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,10 +29,6 @@ from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.transport.interface import GrpcStatus, Method
-
-_TESTS = str(Path(__file__).parent.parent)
-if _TESTS not in sys.path:
-    sys.path.insert(0, _TESTS)
 
 WALL_MS = 1_700_000_000_000
 
@@ -69,6 +63,9 @@ class RecordedCall:
         self.status: GrpcStatus | None = None
         self.detail = ""
         self.gone_callbacks: list[Callable[[], None]] = []
+        self.unread_callbacks: list[Callable[[], None]] = []
+
+    encrypted = False
 
     def remaining_ms(self) -> int | None:
         return self.remaining
@@ -83,6 +80,10 @@ class RecordedCall:
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
         self.gone_callbacks.append(callback)
+
+    def on_unread(self, callback: Callable[[], None]) -> None:
+        assert self.status is None, "set behind the end"
+        self.unread_callbacks.append(callback)
 
     def leave(self) -> None:
         for callback in self.gone_callbacks:
@@ -118,11 +119,11 @@ class ToldBroker:
             on_reply(Unavailable("the broker is away"))
             return request_id
         self.asked.append((kind, body, timeout_ms))
-        told = self.tells[kind](body) if kind in self.tells else None
-        if told is None:
+        reply = self.tells[kind](body) if kind in self.tells else None
+        if reply is None:
             self.open[request_id] = on_reply
         else:
-            on_reply(told)
+            on_reply(reply)
         return request_id
 
     def cancel(self, request_id: int) -> None:
@@ -156,7 +157,10 @@ class ToldBroker:
     def _put(self, body: bytes) -> bytes:
         entries = decode_put(body).entries
         return encode_put_reply(
-            [PutResult(queue_id=one.queue_id, queue_offset=at) for at, one in enumerate(entries)]
+            [
+                PutResult(queue_id=entry.queue_id, queue_offset=at)
+                for at, entry in enumerate(entries)
+            ]
         )
 
     def _ack(self, body: bytes) -> bytes:
@@ -178,7 +182,7 @@ class Bench:
         ports = StaticBrokers(self.brokers)
         self.proxy = Proxy(settings or Settings(), ports, self.clock, soon=soon)
         self.methods: dict[str, Method] = {
-            one.path.rpartition("/")[2]: one for one in self.proxy.methods()
+            method.path.rpartition("/")[2]: method for method in self.proxy.methods()
         }
         self.topic("orders")
 

@@ -12,7 +12,10 @@ from popmq.common.clock import SystemClock
 from popmq.common.errors import Unavailable
 from popmq.common.protocol.frame_port import call
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.common.settings.settings import Settings
 from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.transport.interface import GrpcStatus, Method
@@ -25,7 +28,8 @@ class AwaitedCall:
     peer = "10.0.0.9:999"
     metadata: Mapping[str, str] = {"x-mq-client-id": "me@1"}
 
-    def __init__(self) -> None:
+    def __init__(self, remaining_ms: int | None = None) -> None:
+        self._remaining_ms = remaining_ms
         self.sent: list[bytes] = []
         self.status: GrpcStatus | None = None
         self.ended = asyncio.Event()
@@ -36,8 +40,10 @@ class AwaitedCall:
         for callback in self.gone:
             callback()
 
+    encrypted = False
+
     def remaining_ms(self) -> int | None:
-        return None
+        return self._remaining_ms
 
     def send(self, message: bytes) -> None:
         self.sent.append(message)
@@ -48,6 +54,8 @@ class AwaitedCall:
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
         self.gone.append(callback)
+
+    def on_unread(self, callback: Callable[[], None]) -> None: ...
 
 
 class Away:
@@ -63,11 +71,11 @@ class Away:
 class House:
     """A proxy and the ports of its brokers, by name."""
 
-    def __init__(self, ports: Mapping[str, Port]) -> None:
+    def __init__(self, ports: Mapping[str, Port], settings: Settings = SMALL) -> None:
         self.ports = ports
-        self.proxy = Proxy(SMALL, StaticBrokers(ports), SystemClock())
+        self.proxy = Proxy(settings, StaticBrokers(ports), SystemClock())
         self.methods: dict[str, Method] = {
-            one.path.rpartition("/")[2]: one for one in self.proxy.methods()
+            method.path.rpartition("/")[2]: method for method in self.proxy.methods()
         }
 
     async def raw(self, name: str, request: bytes) -> list[bytes]:
@@ -78,6 +86,11 @@ class House:
         await waited.ended.wait()
         assert waited.status is GrpcStatus.OK
         return waited.sent
+
+    async def receive(self, request: service.ReceiveMessageRequest) -> list[pb.Message]:
+        parts = await self.raw("ReceiveMessage", request.SerializeToString())
+        replies = [service.ReceiveMessageResponse.FromString(part) for part in parts]
+        return [reply.message for reply in replies if reply.HasField("message")]
 
     async def ask(self, name: str, request: Any, reply: type[Any]) -> Any:
         (sent,) = await self.raw(name, request.SerializeToString())
@@ -103,7 +116,14 @@ class House:
     async def queues_at(self, broker: str) -> list[int]:
         body = admin_pb2.ListTopicsRequest().SerializeToString()
         reply = await call(self.ports[broker], Kind.LIST_TOPICS, body, 5_000)
-        return [one.queues for one in admin_pb2.ListTopicsReply.FromString(reply).topics]
+        return [topic.queues for topic in admin_pb2.ListTopicsReply.FromString(reply).topics]
+
+
+async def until_read(inbound: Any) -> None:
+    """Until no long command of this stream waits."""
+    async with asyncio.timeout(10):
+        while inbound._waiting:  # noqa: ASYNC110 (there is no event for a turn of the loop)
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -51,13 +51,13 @@ def send(bench: Any, *messages: pb.Message) -> list[int]:
     """The code of each message."""
     request = service.SendMessageRequest(messages=messages)
     reply = bench.unary("SendMessage", request, service.SendMessageResponse, remaining=3_000)
-    return [one.status.code for one in reply.entries]
+    return [entry.status.code for entry in reply.entries]
 
 
 def stored(bench: Any) -> Iterator[tuple[str, int]]:
     """Message ids and queues."""
     for put in bench.broker.puts():
-        yield from ((one.message_id, one.queue_id) for one in put.entries)
+        yield from ((entry.message_id, entry.queue_id) for entry in put.entries)
 
 
 @pytest.mark.parametrize("topic", ["fifo", "mixed", "chats"])
@@ -89,7 +89,7 @@ def test_a_message_without_a_fixed_place_goes_to_the_group_that_is_known(proxy: 
         sent.system_properties.message_id = key
         sent.system_properties.body_encoding = pb.IDENTITY
         assert send(proxy, sent) == [Code.OK]
-    assert [one for one, _ in stored(proxy)] == ABSENT
+    assert [name for name, _ in stored(proxy)] == ABSENT
 
 
 def test_a_new_broker_group_gets_no_key_of_a_topic_that_was_made_without_it(

@@ -2,15 +2,20 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
+from proxy.houses import AwaitedCall
 
+from popmq.common.clock import SystemClock
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Unavailable
 from popmq.common.protocol.frames import Address
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.record.receipt import ReceiptHandle
-from popmq.common.wire import controller_pb2
+from popmq.common.wire import admin_pb2, controller_pb2
+from popmq.proxy.admin.admin_service import SERVICE
 from popmq.proxy.brokers.broker_ports import (
     KEEP_ABSENT_MS,
     NEWER_MASTER_MS,
@@ -19,6 +24,8 @@ from popmq.proxy.brokers.broker_ports import (
     broker_of_handle,
 )
 from popmq.proxy.messaging.placement import choose_queue
+from popmq.proxy.proxy import Proxy
+from popmq.testing.harness.core_broker import SMALL
 
 
 class Way:
@@ -39,6 +46,14 @@ class Way:
         self.closed = True
 
 
+class Answering(Way):
+    """Answers each request at once, with an empty reply."""
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: Any) -> int:
+        on_reply(b"")
+        return super().request(kind, body, timeout_ms, on_reply)
+
+
 class Controller:
     """Answers long polls when the test says so."""
 
@@ -56,14 +71,25 @@ class Controller:
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
 
-    async def answer(self, version: int, epoch: int = 0, **brokers: str) -> int:
+    async def answer(
+        self,
+        version: int,
+        epoch: int = 0,
+        *,
+        owner: str = "",
+        absent: Sequence[str] = (),
+        **brokers: str,
+    ) -> int:
         """Answer the open long poll; return the version that it knew."""
         request, on_reply = await self.asked.get()
-        found = [
+        addresses = [
             controller_pb2.BrokerAddress(broker=b, address=a, epoch=epoch)
             for b, a in brokers.items()
         ]
-        on_reply(controller_pb2.RoutesReply(version=version, brokers=found).SerializeToString())
+        reply = controller_pb2.RoutesReply(
+            version=version, brokers=addresses, owner=owner, absent=absent
+        )
+        on_reply(reply.SerializeToString())
         return request.known_version
 
 
@@ -81,7 +107,8 @@ class Clock:
 class Followed:
     """RoutedBrokers with controllers, a clock and the ways that were opened."""
 
-    def __init__(self, controllers: int = 1) -> None:
+    def __init__(self, controllers: int = 1, way: type[Way] = Way) -> None:
+        self._way = way
         self.controllers = [Controller() for _ in range(controllers)]
         self.controller, self.clock, self.ways = self.controllers[0], Clock(), list[Way]()
         self.brokers = RoutedBrokers(self.controllers, self.open, self.clock)
@@ -96,7 +123,7 @@ class Followed:
 
     def open(self, name: str, address: str) -> Way:
         Address.parse(address)  # as FramePort does
-        self.ways.append(Way(name, address))
+        self.ways.append(self._way(name, address))
         return self.ways[-1]
 
 
@@ -106,20 +133,101 @@ async def test_routes_open_a_way_to_each_broker() -> None:
         followed.brokers.port("a")
     assert await followed.controller.answer(3, b="h:2", a="h:1") == 0
     assert followed.brokers.names() == ("a", "b")
-    assert [(one.name, one.address) for one in followed.ways] == [("b", "h:2"), ("a", "h:1")]
+    assert [(connection.name, connection.address) for connection in followed.ways] == [
+        ("b", "h:2"),
+        ("a", "h:1"),
+    ]
     assert followed.way("a") is followed.ways[1]
     request, _ = await followed.controller.asked.get()
     assert request.known_version == 3
     await followed.brokers.stop()
-    assert all(one.closed for one in followed.ways)
+    assert all(connection.closed for connection in followed.ways)
     assert followed.controller.cancelled == [7]
+
+
+def begin(proxy: Proxy, request: Message, remaining_ms: int | None = None) -> AwaitedCall:
+    """A command on its way."""
+    call = AwaitedCall(remaining_ms)
+    name = type(request).__name__.removesuffix("Request")
+    (start,) = (m.start for m in proxy.methods() if m.path == f"{SERVICE}{name}")
+    assert start is not None
+    start(call, request.SerializeToString())
+    return call
+
+
+def change(proxy: Proxy, remaining_ms: int | None = None) -> AwaitedCall:
+    request = admin_pb2.CreateGroupRequest(group=admin_pb2.Group(name="g"))
+    return begin(proxy, request, remaining_ms)
+
+
+def code(call: AwaitedCall) -> int:
+    return admin_pb2.GroupReply.FromString(call.sent[0]).status.code
+
+
+async def test_a_change_waits_for_the_owner_and_takes_no_lone_broker_group_for_it() -> None:
+    followed = Followed(way=Answering)
+    proxy = Proxy(SMALL, followed.brokers, SystemClock())
+    await followed.controller.answer(1, b="h:2")  # `a` has not registered yet
+    followed.brokers.changed.clear()
+    calls = [change(proxy), change(proxy), change(proxy, remaining_ms=101)]
+    calls[1].leave()
+    await calls[2].ended.wait()
+    assert code(calls[2]) == Code.HA_NOT_AVAILABLE
+    assert (calls[0].sent, followed.ways[0].asked) == ([], [])
+    await followed.controller.answer(2, a="h:1", b="h:2", owner="a")
+    await calls[0].ended.wait()
+    assert code(calls[0]) == Code.OK
+    asked = {way.name: way.asked for way in followed.ways}
+    assert asked == {"a": [Kind.CREATE_GROUP], "b": []}
+    await followed.brokers.stop()
+
+
+ABSENT = "broker group b is absent: no master of it has registered since the controllers"
+
+
+async def test_what_is_asked_of_every_group_names_the_absent_ones() -> None:
+    followed = Followed(way=Answering)
+    proxy = Proxy(SMALL, followed.brokers, SystemClock())
+    await followed.controller.answer(1, a="h:1")
+    followed.brokers.changed.clear()
+    reset = begin(proxy, admin_pb2.ResetOffsetRequest(group="g", topic="t", oldest=True))
+    resumed = begin(proxy, admin_pb2.UnparkRequest(group="g", topic="t", key="k"))
+    lag = begin(proxy, admin_pb2.LagRequest(group="g"))
+    assert followed.ways[0].asked == []  # until the controller knows all groups
+    await followed.controller.answer(2, a="h:1", owner="a", absent=["b"])
+    for call in (reset, resumed, lag):
+        await call.ended.wait()
+    for call, kind in ((reset, admin_pb2.ResetOffsetReply), (lag, admin_pb2.LagReply)):
+        reply = kind.FromString(call.sent[0])
+        assert reply.status.code == Code.OK
+        assert reply.incomplete.startswith(ABSENT)
+    refusal = admin_pb2.UnparkReply.FromString(resumed.sent[0]).status
+    assert refusal.code == Code.HA_NOT_AVAILABLE
+    assert refusal.message.startswith(ABSENT)
+    assert refusal.message.endswith("; done at a")
+
+    await followed.controller.answer(3, a="h:1", b="h:2", owner="a")
+    await followed.brokers.changed.wait()
+    again = begin(proxy, admin_pb2.ResetOffsetRequest(group="g", topic="t", oldest=True))
+    assert admin_pb2.ResetOffsetReply.FromString(again.sent[0]).incomplete == ""
+    await followed.brokers.stop()
+
+
+async def test_a_request_for_a_group_of_the_topic_waits_although_the_group_is_absent() -> None:
+    followed = Followed()
+    await followed.controller.answer(1, a="h:1", owner="a", absent=["b"])
+    followed.brokers.awaited_port("b").request(Kind.PUT, b"", 5_000, lambda answer: None)
+    await followed.controller.answer(2, a="h:1", b="h:2", owner="a")
+    await followed.controller.asked.get()
+    assert {way.name: way.asked for way in followed.ways} == {"a": [], "b": [Kind.PUT]}
+    await followed.brokers.stop()
 
 
 async def test_a_broker_that_moved_gets_a_new_way_and_the_others_keep_theirs() -> None:
     followed = Followed()
     await followed.controller.answer(1, a="h:1", b="h:2")
     await followed.controller.answer(2, a="h:9", b="h:2")
-    assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
+    assert [connection.address for connection in followed.ways] == ["h:1", "h:2", "h:9"]
     assert followed.way("a") is followed.ways[2]
     assert followed.way("b") is followed.ways[1]
     await followed.brokers.stop()
@@ -171,10 +279,10 @@ async def test_a_broker_with_an_impossible_address_hides_no_other(
     assert followed.way("a") is followed.ways[0]
     # It goes on with the routes that it got, and does not ask for them in a loop.
     assert await followed.controller.answer(3, a="h:9", b="h:2") == 2
-    assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
+    assert [connection.address for connection in followed.ways] == ["h:1", "h:2", "h:9"]
     await followed.brokers.stop()
 
-    assert "address 'nonsense' is neither" in str([one.__dict__ for one in caplog.records])
+    assert "address 'nonsense' is neither" in str([record.__dict__ for record in caplog.records])
 
 
 async def test_of_two_controllers_the_one_that_knows_the_later_epoch_is_followed() -> None:
@@ -279,7 +387,7 @@ async def test_an_absent_group_of_a_topic_is_forgotten_after_a_minute_and_refuse
     followed.brokers.awaited_port("b").request(Kind.PUT, b"", 90_000, answers.append)
     followed.clock.ms += KEEP_ABSENT_MS + 1
     await followed.controller.answer(2, a="h:1")
-    assert [one.code for one in answers] == [Code.HA_NOT_AVAILABLE]
+    assert [answer.code for answer in answers] == [Code.HA_NOT_AVAILABLE]
     with pytest.raises(Unavailable):
         followed.brokers.port("b")
     await followed.brokers.stop()
@@ -312,12 +420,12 @@ def test_a_new_broker_takes_only_its_own_share() -> None:
 
 async def test_a_broker_group_whose_epoch_rises_is_told_of_and_no_other() -> None:
     controller, clock = Controller(), Clock()
-    told: list[str] = []
-    brokers = RoutedBrokers([controller], Way, clock, told.append)
+    texts: list[str] = []
+    brokers = RoutedBrokers([controller], Way, clock, texts.append)
     brokers.start()
     for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 1)):
         brokers.changed.clear()
         await controller.answer(version, epoch, a="a:1")
         await brokers.changed.wait()
-    assert told == ["a"]
+    assert texts == ["a"]
     await brokers.stop()

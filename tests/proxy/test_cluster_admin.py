@@ -30,7 +30,7 @@ class ToldController:
 
 def ask(bench: Any, make_call: Any, name: str, request: Any, *controllers: ToldController) -> Any:
     proxy = Proxy(Settings(), StaticBrokers({}), bench.clock, controllers)
-    start = {one.path.rpartition("/")[2]: one.start for one in proxy.methods()}[name]
+    start = {method.path.rpartition("/")[2]: method.start for method in proxy.methods()}[name]
     assert start is not None
     call = make_call()
     start(call, request.SerializeToString())

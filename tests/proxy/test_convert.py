@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popmq.common.errors import Code, FeatureNotImplemented, PopmqError
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import Delivery
 from popmq.common.topics import MessageType, Permission
 from popmq.common.wire import admin_pb2
@@ -75,7 +75,7 @@ def messages(draw: st.DrawFn) -> pb.Message:
 
 
 def request(*sent: bytes) -> bytes:
-    return b"".join(chunk(1, one) for one in sent)
+    return b"".join(chunk(1, data) for data in sent)
 
 
 def one_sent(message: bytes) -> SentMessage:
@@ -91,7 +91,7 @@ def delivered(message: bytes, kind: MessageType = MessageType.NORMAL) -> pb.Mess
     """The message after a send and a receive, with one system_properties in it."""
     head, properties = one_sent(message).slices(kind, peer=PEER, now_ms=NOW_MS)
     wire = delivered_message(delivery(head, properties), b"broker-a")
-    assert [one.number for one in fields(wire)].count(3) == 1
+    assert [field.number for field in fields(wire)].count(3) == 1
     return pb.Message.FromString(wire)
 
 
@@ -152,7 +152,7 @@ def test_fields_may_come_in_any_order_and_unknown_ones_survive(
     head, properties = one_sent(wire).slices(MessageType.NORMAL, peer=PEER, now_ms=NOW_MS)
 
     assert head == b"".join(parts[place] for place in order if place != 0)
-    assert {900, 901, 902} <= {one.number for one in fields(properties)}
+    assert {900, 901, 902} <= {field.number for field in fields(properties)}
 
 
 @given(messages(), messages())
@@ -186,7 +186,7 @@ def test_a_digest_that_is_right_already_is_stored_once() -> None:
     _, kept = one_sent(sent.SerializeToString()).slices(
         MessageType.NORMAL, peer=PEER, now_ms=NOW_MS
     )
-    assert [one.number for one in fields(kept)].count(4) == 1
+    assert [field.number for field in fields(kept)].count(4) == 1
 
 
 def test_slicing_twice_gives_the_same_bytes() -> None:
@@ -198,11 +198,14 @@ def test_slicing_twice_gives_the_same_bytes() -> None:
 
 @given(st.lists(messages(), max_size=4))
 def test_every_message_of_a_request_is_found_where_it_stands(sent: list[pb.Message]) -> None:
-    wires = [one.SerializeToString() for one in sent]
+    wires = [item.SerializeToString() for item in sent]
     data = UNKNOWN + request(*wires) + UNKNOWN
-    found = sent_messages(data)
-    assert [data[one.start : one.end] for one in found] == wires
-    assert [one.message for one in found] == sent
+    found_sent_messages = sent_messages(data)
+    assert [
+        data[found_sent_message.start : found_sent_message.end]
+        for found_sent_message in found_sent_messages
+    ] == wires
+    assert [found_sent_message.message for found_sent_message in found_sent_messages] == sent
 
 
 def test_a_received_part_is_a_response_with_the_message() -> None:
@@ -235,7 +238,7 @@ def test_a_namespace_that_no_header_names_is_refused_and_not_ignored() -> None:
 def test_the_status_of_every_reply_is_its_first_field(name: str) -> None:
     if not name.endswith("Response"):
         return
-    reply = getattr(service, name).FromString(status_only(FeatureNotImplemented("later")))
+    reply = getattr(service, name).FromString(status_only(Refused(Code.NOT_IMPLEMENTED, "later")))
     assert reply.status.code == Code.NOT_IMPLEMENTED
     assert reply.status.message == "later"
 
@@ -250,15 +253,17 @@ def test_varints_read_as_they_were_written(value: int) -> None:
 @given(st.binary(max_size=60))
 def test_a_scan_of_any_bytes_ends_and_loses_none(data: bytes) -> None:
     try:
-        found = list(fields(data))
+        found_fields = list(fields(data))
     except BadWire:
         return
-    assert b"".join(data[one.start : one.end] for one in found) == data
-    for number in {one.number for one in found}:
+    assert (
+        b"".join(data[found_field.start : found_field.end] for found_field in found_fields) == data
+    )
+    for number in {found_field.number for found_field in found_fields}:
         rest, pieces = cut(data, number)
-        mine = [one for one in found if one.number == number]
-        assert len(rest) == len(data) - sum(one.end - one.start for one in mine)
-        assert len(pieces) == sum(one.wire_type == LEN for one in mine)
+        mine = [found_field for found_field in found_fields if found_field.number == number]
+        assert len(rest) == len(data) - sum(item.end - item.start for item in mine)
+        assert len(pieces) == sum(item.wire_type == LEN for item in mine)
 
 
 def test_topics_and_groups_are_read_from_a_brokers_words() -> None:
@@ -276,9 +281,9 @@ def test_topics_and_groups_are_read_from_a_brokers_words() -> None:
 
 
 def test_a_refusal_inside_a_brokers_reply_is_a_refusal() -> None:
-    found = admin_pb2.Status(code=Code.TOPIC_NOT_FOUND, message="none")
+    status = admin_pb2.Status(code=Code.TOPIC_NOT_FOUND, message="none")
     with pytest.raises(PopmqError, match="none") as caught:
-        topic_of(admin_pb2.TopicReply(status=found).SerializeToString())
+        topic_of(admin_pb2.TopicReply(status=status).SerializeToString())
     assert caught.value.code is Code.TOPIC_NOT_FOUND
 
 

@@ -7,6 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutResult, encode_put_reply
+from popmq.common.quantities import iso_time
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.settings.settings import Settings, TimerSettings
 from popmq.common.topics import MessageType
@@ -16,7 +17,7 @@ from popmq.proxy.messaging.delay import CLOCKS_APART_MS, MAX_SPREAD_MS, NO_DELAY
 from popmq.proxy.rpc.validate import MessageFacts
 
 NOW_MS = 1_700_000_000_000
-LIMIT_MS = 86_400_000
+LIMIT, LIMIT_MS = "1d", 86_400_000
 LIMITS = TimerSettings(max_delay_ms=LIMIT_MS)
 
 
@@ -102,16 +103,16 @@ BEYOND_MS = NOW_MS + LIMIT_MS + CLOCKS_APART_MS + 1
         (facts(5, TIMER_SPREAD_MS=str(MAX_SPREAD_MS + 1)), f"over the limit of {MAX_SPREAD_MS} ms"),
         (
             facts(TIMER_DELAY_MS=str(LIMIT_MS + 1)),
-            f"{LIMIT_MS + 1} ms ahead, over the limit of {LIMIT_MS} ms (timer.max_delay_ms)",
+            f"{LIMIT}1s ahead, over the limit of {LIMIT} (timer.max_delay_ms)",
         ),
         (
             facts(TIMER_DELAY_MS=str(LIMIT_MS), TIMER_SPREAD_MS="1"),
-            f"TIMER_DELAY_MS with TIMER_SPREAD_MS 1 lies {LIMIT_MS + 1} ms ahead",
+            f"TIMER_DELAY_MS with TIMER_SPREAD_MS 1 lies {LIMIT}1s ahead",
         ),
         (
             facts(BEYOND_MS),
-            f"delivery_timestamp {BEYOND_MS} lies {BEYOND_MS - NOW_MS} ms ahead, over the limit "
-            f"of {LIMIT_MS} ms (timer.max_delay_ms)",
+            f"delivery_timestamp {iso_time(BEYOND_MS)} lies {LIMIT}1m1s ahead, "
+            f"over the limit of {LIMIT} (timer.max_delay_ms)",
         ),
         (facts(1 << 72), "over the limit"),
     ],
@@ -160,9 +161,9 @@ def test_a_refused_delay_is_refused_alone(delays: Any) -> None:
     reply = send(
         delays, later("a", NOW_MS + 5), later("b", 1 << 60), later("c", TIMER_DELAY_MS="1")
     )
-    codes = [one.status.code for one in reply.entries]
+    codes = [entry.status.code for entry in reply.entries]
     assert codes == [Code.OK, Code.ILLEGAL_DELIVERY_TIME, Code.OK]
-    assert [one.message_id for one in entries(delays)] == ["a", "c"]
+    assert [entry.message_id for entry in entries(delays)] == ["a", "c"]
 
 
 def test_the_limit_is_the_setting(make_bench: Any) -> None:
@@ -196,7 +197,7 @@ def test_a_timer_has_a_recall_handle_and_a_visible_message_none(two_brokers: Any
     for broker in two_brokers.brokers.values():
         broker.tells[Kind.PUT] = lambda body: encode_put_reply([PutResult(due_ms=NOW_MS + 123)])
     (entry,) = send(two_brokers, later("m-1", NOW_MS + 99)).entries
-    (where,) = [name for name, one in two_brokers.brokers.items() if one.puts()]
+    (where,) = [name for name, broker in two_brokers.brokers.items() if broker.puts()]
     handle = RecallHandle.decode(entry.recall_handle)
     assert handle == RecallHandle("later", where, NOW_MS + 123, "m-1")
     for broker in two_brokers.brokers.values():
@@ -208,18 +209,18 @@ def test_a_timer_has_a_recall_handle_and_a_visible_message_none(two_brokers: Any
 def test_a_timer_that_went_elsewhere_names_the_broker_that_has_it(two_brokers: Any) -> None:
     two_brokers.topic("later", kind="delay")
     two_brokers.brokers["broker-a"].away = True
-    told = encode_put_reply([PutResult(due_ms=NOW_MS + 5)])
-    two_brokers.brokers["broker-b"].tells[Kind.PUT] = lambda body: told
+    reply = encode_put_reply([PutResult(due_ms=NOW_MS + 5)])
+    two_brokers.brokers["broker-b"].tells[Kind.PUT] = lambda body: reply
     for number in range(20):
         (entry,) = send(two_brokers, later(f"m-{number}", TIMER_DELAY_MS="5")).entries
         assert RecallHandle.decode(entry.recall_handle).broker == "broker-b"
-    told_due = {(one.due_ms, one.type) for one in entries(two_brokers)}
+    told_due = {(item.due_ms, item.type) for item in entries(two_brokers)}
     assert told_due == {(-5, MessageType.DELAY)}
 
 
 def test_a_delay_that_the_broker_refuses_has_no_handle(delays: Any) -> None:
-    told = encode_put_reply([PutResult(Code.ILLEGAL_DELIVERY_TIME, "too late")])
-    delays.broker.tells[Kind.PUT] = lambda body: told
+    reply = encode_put_reply([PutResult(Code.ILLEGAL_DELIVERY_TIME, "too late")])
+    delays.broker.tells[Kind.PUT] = lambda body: reply
     (entry,) = send(delays, later("m", NOW_MS + 5)).entries
     assert (entry.status.code, entry.status.message) == (Code.ILLEGAL_DELIVERY_TIME, "too late")
     assert entry.recall_handle == ""

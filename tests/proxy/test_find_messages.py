@@ -27,7 +27,7 @@ def ask(bench: Any, *answers: bytes | PopmqError) -> pb.FindMessagesReply:
 
 def test_the_answers_of_all_brokers_are_one_answer(two_brokers: Any) -> None:
     reply = ask(two_brokers, found(b"1", b"2"), found(b"3"))
-    assert [one.head for one in reply.messages] == [b"1", b"2", b"3"]
+    assert [message.head for message in reply.messages] == [b"1", b"2", b"3"]
     assert (reply.status.code, reply.incomplete) == (Code.OK, "")
     for broker in two_brokers.brokers.values():
         assert broker.bodies(Kind.FIND_MESSAGES) == [REQUEST.SerializeToString()]
@@ -42,7 +42,7 @@ def test_a_broker_that_is_away_makes_the_answer_incomplete(two_brokers: Any) -> 
     two_brokers.brokers["broker-a"].away = True
     reply = ask(two_brokers, found(b"1"), found(b"3"))
     assert reply.status.code == Code.OK
-    assert [one.head for one in reply.messages] == [b"3"]
+    assert [message.head for message in reply.messages] == [b"3"]
     assert reply.incomplete == "broker broker-a: the broker is away"
 
 
@@ -69,7 +69,7 @@ def test_a_silent_broker_leaves_time_to_ask_the_others_and_to_answer(two_brokers
     assert second_ms == call.remaining - REPLY_RESERVE_MS
     second.answer(found(b"3"))
     reply = pb.FindMessagesReply.FromString(call.sent[0])
-    assert [one.head for one in reply.messages] == [b"3"]
+    assert [message.head for message in reply.messages] == [b"3"]
     assert reply.incomplete == "broker broker-a: nobody answered"
 
 

@@ -25,8 +25,8 @@ FEW = 2
 
 
 def popped(*offsets: int) -> bytes:
-    found = [Delivery(0, offset, 1, 1, b"handle", b"", b"") for offset in offsets]
-    return encode_pop_reply(PopReply(found, 0, 1))
+    deliveries = [Delivery(0, offset, 1, 1, b"handle", b"", b"") for offset in offsets]
+    return encode_pop_reply(PopReply(deliveries, 0, 1))
 
 
 class Two:
@@ -48,15 +48,15 @@ class Two:
 
     def open(self, broker: str) -> list[tuple[str, int]]:
         """What is asked of a broker and not answered: kind and wait."""
-        told = self.bench.brokers[broker]
-        asked = [told.asked[number - 1] for number in told.open]
+        brokers = self.bench.brokers[broker]
+        asked = [brokers.asked[number - 1] for number in brokers.open]
         waiting = [decode_pop(body) for kind, body, _ in asked if kind is Kind.POP]
-        return [("pop" if one.limit else "notify", one.poll_ms) for one in waiting]
+        return [("pop" if request.limit else "notify", request.poll_ms) for request in waiting]
 
     def answer(self, broker: str, reply: Any, *, newest: bool = False) -> None:
         """The oldest that is open, or the newest."""
-        told = self.bench.brokers[broker]
-        told.open.pop(max(told.open) if newest else min(told.open))(reply)
+        brokers = self.bench.brokers[broker]
+        brokers.open.pop(max(brokers.open) if newest else min(brokers.open))(reply)
 
     @property
     def metrics(self) -> Any:
@@ -71,11 +71,13 @@ def two(make_bench: Any) -> Two:
 
 def parts(call: Any) -> tuple[int, list[int]]:
     """The status, and the offsets of the messages."""
-    replies = [service.ReceiveMessageResponse.FromString(one) for one in call.sent]
-    found = [
-        one.message.system_properties.queue_offset for one in replies if one.HasField("message")
+    replies = [service.ReceiveMessageResponse.FromString(item) for item in call.sent]
+    queue_offsets = [
+        reply.message.system_properties.queue_offset
+        for reply in replies
+        if reply.HasField("message")
     ]
-    return replies[0].status.code, found
+    return replies[0].status.code, queue_offsets
 
 
 def waits(two: Two, **more: Any) -> Any:

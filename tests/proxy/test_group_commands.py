@@ -36,7 +36,7 @@ def test_a_group_is_shown_with_what_is_parked_at_every_broker_longest_first(
         group_reply("broker-a", ("x", 9_000), ("y", 100)),
         group_reply("broker-b", ("x", 500)),
     )
-    shown = [(one.broker, one.key, one.parked_ms) for one in reply.parked]
+    shown = [(key.broker, key.key, key.parked_ms) for key in reply.parked]
     assert shown == [("broker-a", "x", 9_000), ("broker-b", "x", 500), ("broker-a", "y", 100)]
     assert (reply.parked_keys, reply.incomplete, reply.status.code) == (3, "", Code.OK)
     assert list(reply.group.back_off_ms) == [1_000]
@@ -48,7 +48,7 @@ def test_of_very_many_parked_message_groups_those_parked_for_longest_are_shown(
     first = group_reply("broker-a", *(("k", 2 * ms) for ms in range(1_000)), keys=4_000)
     reply = ask(two_brokers, first, group_reply("broker-b", ("k", 1_999)))
     assert (len(reply.parked), reply.parked_keys) == (1_000, 4_001)
-    assert [one.parked_ms for one in reply.parked][-2:] == [4, 2]
+    assert [key.parked_ms for key in reply.parked][-2:] == [4, 2]
 
 
 @pytest.mark.parametrize("away", ["broker-a", "broker-b"])
@@ -57,7 +57,7 @@ def test_a_broker_that_is_away_is_named_and_the_others_answer_is_shown(
 ) -> None:
     two_brokers.brokers[away].away = True
     reply = ask(two_brokers, group_reply("broker-a", ("x", 5)), group_reply("broker-b", ("y", 5)))
-    assert [one.key for one in reply.parked] == ["y" if away == "broker-a" else "x"]
+    assert [item.key for item in reply.parked] == ["y" if away == "broker-a" else "x"]
     assert (reply.status.code, reply.group.name) == (Code.OK, "g")
     assert reply.incomplete == f"broker {away}: the broker is away"
 

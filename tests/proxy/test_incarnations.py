@@ -31,7 +31,7 @@ def recreated(bench: Any, *, queues: int = 4, kind: str = "normal", described: i
         request = decode_put(body)
         if request.topic_id != NEW:
             return OtherIncarnation("placed for another topic orders")
-        return encode_put_reply([PutResult(queue_id=one.queue_id) for one in request.entries])
+        return encode_put_reply([PutResult(queue_id=entry.queue_id) for entry in request.entries])
 
     for broker in bench.brokers.values():
         broker.topics["orders"] = topic
@@ -39,14 +39,14 @@ def recreated(bench: Any, *, queues: int = 4, kind: str = "normal", described: i
 
 
 def messages(*names: str, group: str = "", tag: str = "") -> Any:
-    made = []
+    new_messages = []
     for name in names:
         properties = pb.SystemProperties(message_id=name, tag=tag)
         if group:
             properties.message_group, properties.message_type = group, pb.FIFO
         topic = pb.Resource(name="orders")
-        made.append(pb.Message(topic=topic, body=b"x", system_properties=properties))
-    return service.SendMessageRequest(messages=made)
+        new_messages.append(pb.Message(topic=topic, body=b"x", system_properties=properties))
+    return service.SendMessageRequest(messages=new_messages)
 
 
 def sent(bench: Any, request: Any) -> Any:
@@ -57,9 +57,9 @@ def sent(bench: Any, request: Any) -> Any:
 
 @pytest.fixture(params=[1, 2])
 def bench(make_bench: Any, request: Any) -> Any:
-    made = make_bench([f"broker-{number}" for number in range(request.param)])
-    sent(made, messages("before"))  # the topic is known from here on
-    return made
+    new_bench = make_bench([f"broker-{number}" for number in range(request.param)])
+    sent(new_bench, messages("before"))  # the topic is known from here on
+    return new_bench
 
 
 def test_a_send_names_the_topic_that_it_was_placed_for(bench: Any) -> None:
@@ -122,7 +122,9 @@ def test_receives_and_acks_name_what_is_known_where_a_broker_group_may_have_olde
     )
     request.invisible_duration.seconds = 30
     bench.start("ReceiveMessage", request)
-    pops = [decode_pop(body) for one in bench.brokers.values() for body in one.bodies(Kind.POP)]
+    pops = [
+        decode_pop(body) for broker in bench.brokers.values() for body in broker.bodies(Kind.POP)
+    ]
     assert {(pop.topic_id, pop.group_id) for pop in pops} == {(OLD, 9)}
     handle = ReceiptHandle("broker-b", 64, 9, 0, 0, 1, 1, 1, 0).encode(b"key").decode()
     entry = service.AckMessageEntry(message_id="m", receipt_handle=handle)

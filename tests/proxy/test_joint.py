@@ -65,7 +65,7 @@ class Scene:
 
     def frames(self) -> list[list[str]]:
         """The ids of the messages of every put."""
-        return [[one.message_id for one in put.entries] for put in self.broker.puts()]
+        return [[entry.message_id for entry in put.entries] for put in self.broker.puts()]
 
 
 @pytest.fixture
@@ -84,14 +84,18 @@ def acked(call: Any) -> Any:
 
 
 def test_sends_of_one_turn_are_one_frame_and_each_gets_its_own_answer(scene: Scene) -> None:
-    told = [PutResult(queue_offset=7), PutResult(Code.TOO_MANY_REQUESTS, "full"), PutResult()]
-    scene.broker.tells[Kind.PUT] = lambda _: encode_put_reply(told)
+    put_results = [
+        PutResult(queue_offset=7),
+        PutResult(Code.TOO_MANY_REQUESTS, "full"),
+        PutResult(),
+    ]
+    scene.broker.tells[Kind.PUT] = lambda _: encode_put_reply(put_results)
     calls = [scene.send(name) for name in ("a", "b", "c")]
     assert scene.frames() == []
     scene.turn.end()
     assert scene.frames() == [["a", "b", "c"]]
-    assert [sent(one).status.code for one in calls] == [Code.OK, Code.TOO_MANY_REQUESTS, Code.OK]
-    assert [sent(one).entries[0].message_id for one in calls] == ["a", "b", "c"]
+    assert [sent(call).status.code for call in calls] == [Code.OK, Code.TOO_MANY_REQUESTS, Code.OK]
+    assert [sent(call).entries[0].message_id for call in calls] == ["a", "b", "c"]
     assert sent(calls[0]).entries[0].offset == 7
     assert sent(calls[1]).status.message == "full"
 
@@ -118,7 +122,7 @@ def test_messages_of_a_group_keep_their_order_whichever_way_they_go(make_bench: 
         scene.send(f"m{number}", topic="fifo", message_group="g", **more)
     scene.turn.end()
     assert [name for frame in scene.frames() for name in frame] == [f"m{n}" for n in range(6)]
-    assert len({one.queue_id for put in scene.broker.puts() for one in put.entries}) == 1
+    assert len({entry.queue_id for put in scene.broker.puts() for entry in put.entries}) == 1
 
 
 def test_other_topics_go_in_other_frames(scene: Scene) -> None:
@@ -131,17 +135,17 @@ def test_other_topics_go_in_other_frames(scene: Scene) -> None:
 
 def test_a_frame_that_fails_in_this_process_harms_no_other_of_its_turn(scene: Scene) -> None:
     scene.bench.topic("bills")
-    told = encode_put_reply([PutResult()])
+    reply = encode_put_reply([PutResult()])
 
     def tell(body: bytes) -> bytes:
         if b"bills" in body:
             raise ValueError("nobody foresaw this")
-        return told
+        return reply
 
     scene.broker.tells[Kind.PUT] = tell
     calls = [scene.send("a", topic="bills"), scene.send("b", topic="bills"), scene.send("c")]
     scene.turn.end()
-    codes = [sent(one).status.code for one in calls]
+    codes = [sent(call).status.code for call in calls]
     assert codes == [Code.INTERNAL_ERROR, Code.INTERNAL_ERROR, Code.OK]
 
 
@@ -167,8 +171,8 @@ def test_a_refusal_of_the_frame_is_everybodys(scene: Scene) -> None:
     scene.broker.tells[Kind.PUT] = lambda _: TopicNotFound("topic orders is gone")
     calls = [scene.send("a"), scene.send("b")]
     scene.turn.end()
-    assert [sent(one).status.code for one in calls] == [Code.TOPIC_NOT_FOUND] * 2
-    assert [sent(one).entries[0].message_id for one in calls] == ["a", "b"]
+    assert [sent(call).status.code for call in calls] == [Code.TOPIC_NOT_FOUND] * 2
+    assert [sent(call).entries[0].message_id for call in calls] == ["a", "b"]
     scene.send("c")
     # What was known of the topic is forgotten: it is asked for again.
     assert scene.broker.bodies(Kind.DESCRIBE_TOPIC)
@@ -209,7 +213,7 @@ def test_messages_whose_broker_refuses_at_once_go_to_another(make_bench: Any) ->
         scene.send(name)
     first.away = True
     scene.turn.end()
-    ids = [one.message_id for put in second.puts() for one in put.entries]
+    ids = [entry.message_id for put in second.puts() for entry in put.entries]
     assert sorted(ids) == ["a", "b", "c", "d", "e", "f"]
 
 
@@ -219,7 +223,7 @@ def test_a_broker_that_answers_for_too_few_fails_every_call(
     scene.broker.tells[Kind.PUT] = lambda _: encode_put_reply([PutResult()])
     calls = [scene.send("a"), scene.send("b")]
     scene.turn.end()
-    assert [one.detail for one in calls] == ["internal error"] * 2
+    assert [call.detail for call in calls] == ["internal error"] * 2
     assert "a handler failed" in caplog.text
 
 
@@ -231,17 +235,17 @@ def test_a_message_that_was_delayed_when_it_was_first_sent_gets_that_receipt(sce
 
 
 def test_acks_of_one_turn_are_one_frame_and_a_bad_one_hides_no_other(scene: Scene) -> None:
-    told = [AckResult(), AckResult(Code.INVALID_RECEIPT_HANDLE, "revived"), AckResult()]
-    scene.broker.tells[Kind.ACK] = lambda _: encode_ack_reply(told)
+    ack_results = [AckResult(), AckResult(Code.INVALID_RECEIPT_HANDLE, "revived"), AckResult()]
+    scene.broker.tells[Kind.ACK] = lambda _: encode_ack_reply(ack_results)
     calls = [scene.ack(number) for number in range(3)]
     scene.turn.end()
     (body,) = scene.broker.bodies(Kind.ACK)
     request = decode_ack(body)
     assert (request.topic, request.group) == ("orders", "g")
     assert len(request.handles) == 3
-    codes = [acked(one).status.code for one in calls]
+    codes = [acked(call).status.code for call in calls]
     assert codes == [Code.OK, Code.INVALID_RECEIPT_HANDLE, Code.OK]
-    assert [acked(one).entries[0].message_id for one in calls] == ["m0", "m1", "m2"]
+    assert [acked(call).entries[0].message_id for call in calls] == ["m0", "m1", "m2"]
     assert acked(calls[1]).entries[0].status.message == "revived"
     assert scene.bench.proxy.metrics.acks == 2
 
@@ -252,11 +256,11 @@ def test_acks_of_other_groups_and_brokers_go_in_other_frames(make_bench: Any) ->
     scene.ack(2, group="h")
     scene.ack(3, broker="broker-b")
     scene.turn.end()
-    found = {
+    groups = {
         name: [decode_ack(body).group for body in broker.bodies(Kind.ACK)]
         for name, broker in scene.bench.brokers.items()
     }
-    assert found == {"broker-a": ["g", "h"], "broker-b": ["g"]}
+    assert groups == {"broker-a": ["g", "h"], "broker-b": ["g"]}
 
 
 def test_the_acks_of_a_client_reach_the_broker_before_its_good_bye(scene: Scene) -> None:
@@ -265,8 +269,8 @@ def test_the_acks_of_a_client_reach_the_broker_before_its_good_bye(scene: Scene)
     scene.bench.start("NotifyClientTermination", goodbye)
     scene.ack(2)
     scene.turn.end()
-    told = [kind for kind, _, _ in scene.broker.asked]
-    assert told == [Kind.ACK, Kind.CLIENTS]
+    kinds = [kind for kind, _, _ in scene.broker.asked]
+    assert kinds == [Kind.ACK, Kind.CLIENTS]
 
 
 def test_an_ack_of_a_broker_that_is_away_says_so(scene: Scene) -> None:

@@ -29,8 +29,8 @@ ADD, REMOVE = pb.LiteSubscriptionAction.PARTIAL_ADD, pb.LiteSubscriptionAction.P
 
 async def send(at: House, lite_topic: str, name: str, **properties: Any) -> Any:
     message = pb.Message(topic=TOPIC, body=name.encode())
-    said = pb.SystemProperties(message_id=name, message_type=pb.LITE, **properties)
-    message.system_properties.MergeFrom(said)
+    system_property = pb.SystemProperties(message_id=name, message_type=pb.LITE, **properties)
+    message.system_properties.MergeFrom(system_property)
     message.system_properties.lite_topic = lite_topic
     request = service.SendMessageRequest(messages=[message])
     return (await at.ask("SendMessage", request, service.SendMessageResponse)).entries[0].status
@@ -54,19 +54,17 @@ async def receive(at: House, wait_s: int = 0) -> list[pb.Message]:
         invisible_duration=Duration(seconds=60),
         long_polling_timeout=Duration(seconds=wait_s),
     )
-    parts = await at.raw("ReceiveMessage", request.SerializeToString())
-    replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
-    return [one.message for one in replies if one.HasField("message")]
+    return await at.receive(request)
 
 
 async def ack(at: House, *messages: pb.Message) -> int:
     entries = [
         service.AckMessageEntry(
-            message_id=one.system_properties.message_id,
-            receipt_handle=one.system_properties.receipt_handle,
-            lite_topic=one.system_properties.lite_topic,
+            message_id=message.system_properties.message_id,
+            receipt_handle=message.system_properties.receipt_handle,
+            lite_topic=message.system_properties.lite_topic,
         )
-        for one in messages
+        for message in messages
     ]
     request = service.AckMessageRequest(group=GROUP, topic=TOPIC, entries=entries)
     code: int = (await at.ask("AckMessage", request, service.AckMessageResponse)).status.code
@@ -81,7 +79,7 @@ def over(brokers: str) -> admin_pb2.Topic:
 
 
 def named(messages: list[pb.Message]) -> dict[str, str]:
-    return {one.body.decode(): one.system_properties.lite_topic for one in messages}
+    return {message.body.decode(): message.system_properties.lite_topic for message in messages}
 
 
 @pytest.mark.parametrize("brokers", ["a", "ab"])
@@ -98,7 +96,7 @@ async def test_messages_come_from_the_lite_topics_that_were_subscribed_to(
         got: dict[str, str] = {}
         for _ in range(len(brokers)):
             messages = await receive(at, 1)
-            assert {one.system_properties.message_type for one in messages} == {pb.LITE}
+            assert {message.system_properties.message_type for message in messages} == {pb.LITE}
             assert await ack(at, *messages) == Code.OK
             got |= named(messages)
         assert got == {f"m-{name}": name for name in names[:8]}
@@ -225,8 +223,8 @@ async def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
             open_ = at.methods["Telemetry"].open
             assert open_ is not None
             subscription = pb.Subscription(group=GROUP)
-            said = pb.Settings(client_type=pb.LITE_PUSH_CONSUMER, subscription=subscription)
-            open_(stream).message(service.TelemetryCommand(settings=said).SerializeToString())
+            settings = pb.Settings(client_type=pb.LITE_PUSH_CONSUMER, subscription=subscription)
+            open_(stream).message(service.TelemetryCommand(settings=settings).SerializeToString())
             assert (await sync(at, "one", "two")).code == Code.OK
             at.proxy.clients.stop()  # reports at once
             assert await stream.notices(0) == []
@@ -259,17 +257,17 @@ class Stream(AwaitedCall):
 
     async def notices(self, count: int) -> list[str]:
         """Lite topics that it was told to forget, when there are so many."""
-        while len(found := self.found()) < count:
+        while len(notices := self.found()) < count:
             self.came.clear()
             await asyncio.wait_for(self.came.wait(), 5)
-        return found
+        return notices
 
     def found(self) -> list[str]:
         commands = map(service.TelemetryCommand.FromString, self.sent)
         return [
-            one.notify_unsubscribe_lite_command.lite_topic
-            for one in commands
-            if one.WhichOneof("command") == "notify_unsubscribe_lite_command"
+            command.notify_unsubscribe_lite_command.lite_topic
+            for command in commands
+            if command.WhichOneof("command") == "notify_unsubscribe_lite_command"
         ]
 
 
@@ -281,8 +279,8 @@ async def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type
         for name in ("l1", "l2"):
             await send(at, name, name)
         asked = admin_pb2.DescribeTopicRequest(name="chats")
-        told = await at.ask("DescribeTopic", asked, admin_pb2.TopicReply)
-        assert (told.topic.lite_topics, told.topic.queues) == (2, 1)
+        answer = await at.ask("DescribeTopic", asked, admin_pb2.TopicReply)
+        assert (answer.topic.lite_topics, answer.topic.queues) == (2, 1)
         route = service.QueryRouteRequest(topic=TOPIC)
         reply = await at.ask("QueryRoute", route, service.QueryRouteResponse)
         (queue,) = reply.message_queues
@@ -292,10 +290,10 @@ async def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type
 def test_settings_of_lite_clients_keep_each_lite_topic_in_its_line() -> None:
     for kind, fifo in ((pb.LITE_PUSH_CONSUMER, True), (pb.PUSH_CONSUMER, False)):
         asked = pb.Settings(client_type=kind, subscription=pb.Subscription(group=GROUP))
-        told = consumer_settings(asked, unknown_group("workers", SMALL), SMALL)
-        assert told.subscription.fifo is fifo
-        assert told.subscription.lite_subscription_quota == 2_000
-        assert told.subscription.max_lite_topic_size == 64
+        settings = consumer_settings(asked, unknown_group("workers", SMALL), SMALL)
+        assert settings.subscription.fifo is fifo
+        assert settings.subscription.lite_subscription_quota == 2_000
+        assert settings.subscription.max_lite_topic_size == 64
 
 
 class Restarted:

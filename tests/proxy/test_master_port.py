@@ -284,7 +284,7 @@ def test_the_bytes_that_wait_are_bounded(bench: Bench, monkeypatch: pytest.Monke
     bench.a.usable = False
     bench.ask()
     bench.ask()
-    assert [type(one) for one in bench.answers] == [TooManyRequests]
+    assert [type(answer) for answer in bench.answers] == [TooManyRequests]
 
 
 def test_a_group_has_a_master_until_it_says_otherwise(bench: Bench) -> None:
@@ -309,7 +309,7 @@ def test_a_group_that_is_gone_refuses_what_waits(bench: Bench) -> None:
     bench.ask()
     bench.port.close("broker group shop is gone")
     bench.ask()
-    assert [str(one)[:25] for one in bench.answers] == ["broker group shop is gone"] * 3
+    assert [str(answer)[:25] for answer in bench.answers] == ["broker group shop is gone"] * 3
     assert bench.a.cancelled == [2]
 
 

@@ -10,15 +10,19 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from proxy.houses import AwaitedCall, House, house
 
+from popmq.common.address import host_of
 from popmq.common.errors import Code, PopmqError
 from popmq.common.namespaces import check_namespace, without_namespace, wrap_namespace
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.messaging.publishers import Sender
 from popmq.proxy.rpc.namespaces import NamespaceTranslator, _fields
 from popmq.proxy.transport.interface import GrpcStatus
 
-METHODS = [one.name for one in service.DESCRIPTOR.services_by_name["MessagingService"].methods]
+METHODS = [
+    method.name for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
+]
 
 
 @pytest.mark.parametrize(
@@ -34,9 +38,9 @@ METHODS = [one.name for one in service.DESCRIPTOR.services_by_name["MessagingSer
 def test_a_name_gets_its_namespace_in_front_once(short: str, whole: str) -> None:
     assert wrap_namespace("eu", short) == whole
     assert wrap_namespace("eu", whole) == whole
-    told = without_namespace("eu", whole)
-    assert told is not None
-    assert wrap_namespace("eu", told) == whole
+    reported_without_namespace = without_namespace("eu", whole)
+    assert reported_without_namespace is not None
+    assert wrap_namespace("eu", reported_without_namespace) == whole
 
 
 @pytest.mark.parametrize(
@@ -62,12 +66,12 @@ def test_a_namespace_with_a_name_that_it_cannot_have_is_refused(namespace: str, 
 
 def holders(kind: Any) -> int:
     """How many fields of resources there are below a message type, counted in another way."""
-    below = (one.message_type for one in kind.fields if one.message_type is not None)
-    return sum(one is pb.Resource.DESCRIPTOR or holders(one) for one in below)
+    below = (field.message_type for field in kind.fields if field.message_type is not None)
+    return sum(item is pb.Resource.DESCRIPTOR or holders(item) for item in below)
 
 
 def count(fields: tuple[Any, ...]) -> int:
-    return sum(1 if one.below is None else count(one.below) for one in fields)
+    return sum(1 if field.below is None else count(field.below) for field in fields)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -108,12 +112,12 @@ class Tenant:
         start(waited, request.SerializeToString())
         await waited.ended.wait()
         assert waited.status is GrpcStatus.OK
-        return [reply.FromString(one) for one in waited.sent]
+        return [reply.FromString(data) for data in waited.sent]
 
     async def ask(self, name: str, **fields: Any) -> Any:
         kind, reply = getattr(service, f"{name}Request"), getattr(service, f"{name}Response")
-        (one,) = await self.parts(name, kind(**fields), reply)
-        return one
+        (parts,) = await self.parts(name, kind(**fields), reply)
+        return parts
 
     async def send(self, body: str, *, topic: str = "orders", **properties: Any) -> Any:
         message = pb.Message(topic=pb.Resource(name=topic), body=body.encode())
@@ -131,7 +135,7 @@ class Tenant:
             long_polling_timeout=Duration(),
         )
         parts = await self.parts("ReceiveMessage", request, service.ReceiveMessageResponse)
-        return [one.message for one in parts if one.HasField("message")]
+        return [part.message for part in parts if part.HasField("message")]
 
     async def about(self, name: str, message: pb.Message, **fields: Any) -> int:
         """An RPC about a delivery, named as official clients do: by what they received."""
@@ -152,10 +156,10 @@ NAMES = [("eu%orders", "eu%workers"), ("us%orders", "us%workers"), ("orders", "w
 async def prepared(at: House, kind: str = "normal") -> None:
     """The same topic and group in two namespaces and in none."""
     for topic, group in NAMES:
-        wanted = admin_pb2.Topic(name=topic, queues=2, type=kind)
-        assert (await at.change_topic("CreateTopic", wanted))[0] == Code.OK
-        made = admin_pb2.CreateGroupRequest(group=admin_pb2.Group(name=group, max_attempts=1))
-        await at.ask("CreateGroup", made, admin_pb2.GroupReply)
+        expected = admin_pb2.Topic(name=topic, queues=2, type=kind)
+        assert (await at.change_topic("CreateTopic", expected))[0] == Code.OK
+        request = admin_pb2.CreateGroupRequest(group=admin_pb2.Group(name=group, max_attempts=1))
+        await at.ask("CreateGroup", request, admin_pb2.GroupReply)
 
 
 def bodies(messages: list[pb.Message]) -> list[bytes]:
@@ -175,13 +179,13 @@ async def test_two_namespaces_with_the_same_names_do_not_see_each_others_message
         for name, tenant in tenants.items():
             got = await tenant.receive()
             assert bodies(got) == [f"{name}-{number}".encode() for number in range(5)]
-            for one in got:
-                assert one.topic == pb.Resource(resource_namespace=name, name="orders")
+            for message in got:
+                assert message.topic == pb.Resource(resource_namespace=name, name="orders")
                 other = tenants["us" if name == "eu" else "eu"]
-                one.topic.resource_namespace = ""
-                refused = await other.about("AckMessage", one)
+                message.topic.resource_namespace = ""
+                refused = await other.about("AckMessage", message)
                 assert refused == Code.INVALID_RECEIPT_HANDLE
-                assert await tenant.about("AckMessage", one) == Code.OK
+                assert await tenant.about("AckMessage", message) == Code.OK
             assert await tenant.receive() == []
 
 
@@ -213,9 +217,9 @@ async def test_routes_and_assignments_have_short_names_and_the_namespace(tmp_pat
         await prepared(at)
         eu, names = Tenant(at, "eu"), pb.Resource(resource_namespace="eu", name="orders")
         route = await eu.ask("QueryRoute", topic=names)
-        assert [one.topic for one in route.message_queues] == [names, names]
-        told = await eu.ask("QueryAssignment", topic=names, group=pb.Resource(name="workers"))
-        assert [one.message_queue.topic for one in told.assignments] == [names]
+        assert [queue.topic for queue in route.message_queues] == [names, names]
+        answer = await eu.ask("QueryAssignment", topic=names, group=pb.Resource(name="workers"))
+        assert [assignment.message_queue.topic for assignment in answer.assignments] == [names]
         missing = await eu.ask("QueryRoute", topic=pb.Resource(name="nothing"))
         assert missing.status.code == Code.TOPIC_NOT_FOUND
         assert "eu%nothing" in missing.status.message
@@ -283,7 +287,7 @@ async def test_pulls_and_offsets_are_those_of_the_namespace(tmp_path: Path) -> N
         eu, us = Tenant(at, "eu"), Tenant(at, "us")
         for number in range(8):
             await eu.send(f"m-{number}")
-        found = []
+        results = []
         for queue_id in range(2):
             queue = pb.MessageQueue(topic=pb.Resource(name="orders"), id=queue_id)
             place: dict[str, Any] = {
@@ -295,9 +299,9 @@ async def test_pulls_and_offsets_are_those_of_the_namespace(tmp_path: Path) -> N
             )
             for tenant in (eu, us):
                 parts = await tenant.parts("PullMessage", request, service.PullMessageResponse)
-                got = [one.message for one in parts if one.HasField("message")]
+                got = [part.message for part in parts if part.HasField("message")]
                 assert tenant is eu or not got
-                found += got
+                results += got
             assert (await eu.ask("UpdateOffset", **place, offset=1)).status.code == Code.OK
             assert (await eu.ask("GetOffset", **place)).offset == 1
             missing = await us.ask("GetOffset", **place)
@@ -305,8 +309,8 @@ async def test_pulls_and_offsets_are_those_of_the_namespace(tmp_path: Path) -> N
             policy = pb.QueryOffsetPolicy.END
             end = {"message_queue": queue, "query_offset_policy": policy}
             assert (await us.ask("QueryOffset", **end)).offset == 0
-        assert len(found) == 8
-        assert {one.topic.name for one in found} == {"orders"}
+        assert len(results) == 8
+        assert {result.topic.name for result in results} == {"orders"}
 
 
 async def test_heartbeats_and_terminations_with_a_namespace_are_answered(tmp_path: Path) -> None:
@@ -369,9 +373,10 @@ async def test_a_check_of_a_half_message_goes_to_a_producer_of_its_namespace(
         streams = {}
         for name in ("us", "eu", ""):
             streams[name] = Stream(Tenant(at, name, f"{name}@1").metadata)
-            topics = [pb.Resource(name="orders")]
-            said = opened(at, streams[name])
-            said(settings(publishing=pb.Publishing(topics=topics)))
+            opened(at, streams[name])
+            topic = f"{name}%orders" if name else "orders"
+            sender = Sender(f"{name}@1", host_of(streams[name].peer))
+            at.proxy.telemetry.publishers.add_topic(sender, topic)
         publishers = at.proxy.telemetry.publishers
         assert publishers.topics() == {"orders", "eu%orders", "us%orders"}
         half = pb.Message(topic=pb.Resource(name="eu%orders"), body=b"half")
@@ -381,16 +386,16 @@ async def test_a_check_of_a_half_message_goes_to_a_producer_of_its_namespace(
             )
         )
         assert publishers.send_command("eu%orders", command.SerializeToString())
-        told = {
+        resources = {
             name: [
-                one.recover_orphaned_transaction_command.message.topic
-                for one in stream.commands()
-                if one.HasField("recover_orphaned_transaction_command")
+                command.recover_orphaned_transaction_command.message.topic
+                for command in stream.commands()
+                if command.HasField("recover_orphaned_transaction_command")
             ]
             for name, stream in streams.items()
         }
         named = pb.Resource(resource_namespace="eu", name="orders")
-        assert told == {"us": [], "eu": [named], "": []}
+        assert resources == {"us": [], "eu": [named], "": []}
 
 
 async def test_a_telemetry_stream_of_an_impossible_namespace_is_told_so_and_ended(

@@ -31,9 +31,7 @@ async def receive(at: House, *, limit: int = 32, wait: bool = False) -> list[pb.
         invisible_duration=Duration(seconds=60),
         long_polling_timeout=Duration(seconds=5 if wait else 0),
     )
-    parts = await at.raw("ReceiveMessage", request.SerializeToString())
-    replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
-    return [one.message for one in replies if one.HasField("message")]
+    return await at.receive(request)
 
 
 async def test_a_priority_is_the_number_of_its_queue_and_the_highest_comes_first(
@@ -48,8 +46,8 @@ async def test_a_priority_is_the_number_of_its_queue_and_the_highest_comes_first
         assert (await send(at, "plain", message_type=pb.NORMAL)).status.code == Code.OK
         assert (await send(at, "none")).status.code == Code.OK
         got = await receive(at)
-        found = [(one.body, one.system_properties.queue_id) for one in got]
-        assert found == [
+        bodies = [(message.body, message.system_properties.queue_id) for message in got]
+        assert bodies == [
             (b"m-1", 3),
             (b"m-3", 3),  # the topic has 4 queues: 9 is as high as 3
             (b"m-2", 2),
@@ -58,7 +56,7 @@ async def test_a_priority_is_the_number_of_its_queue_and_the_highest_comes_first
             (b"plain", 0),
             (b"none", 0),
         ]
-        assert {one.system_properties.message_type for one in got} == {pb.PRIORITY}
+        assert {message.system_properties.message_type for message in got} == {pb.PRIORITY}
         assert got[1].system_properties.priority == 9
 
 
@@ -67,7 +65,7 @@ async def test_routes_say_that_a_topic_takes_priorities(tmp_path: Path) -> None:
         assert (await at.change_topic("CreateTopic", RANKED))[0] == Code.OK
         request = service.QueryRouteRequest(topic=pb.Resource(name="ranked"))
         route = await at.ask("QueryRoute", request, service.QueryRouteResponse)
-        assert {tuple(one.accept_message_types) for one in route.message_queues} == {
+        assert {tuple(queue.accept_message_types) for queue in route.message_queues} == {
             (pb.PRIORITY, pb.NORMAL)
         }
 
@@ -91,7 +89,7 @@ async def test_messages_keep_their_priority_at_a_broker_that_takes_them_for_anot
         for number in range(12):
             entry = await send(at, f"m-{number}", priority=2, message_type=pb.PRIORITY)
             assert entry.status.code == Code.OK
-        assert {one.system_properties.queue_id for one in await receive(at)} == {2}
+        assert {message.system_properties.queue_id for message in await receive(at)} == {2}
 
 
 async def test_a_receive_that_waits_gets_a_priority_as_it_comes(tmp_path: Path) -> None:
@@ -100,4 +98,4 @@ async def test_a_receive_that_waits_gets_a_priority_as_it_comes(tmp_path: Path) 
         waiting = asyncio.create_task(receive(at, wait=True))
         await asyncio.sleep(0)
         await send(at, "late", priority=1, message_type=pb.PRIORITY)
-        assert [one.body for one in await waiting] == [b"late"]
+        assert [message.body for message in await waiting] == [b"late"]

@@ -29,8 +29,10 @@ SERVICES = {
 
 
 async def send(at: House, body: bytes, **properties: Any) -> str:
-    said = pb.SystemProperties(message_id=body.decode(), message_type=pb.NORMAL, **properties)
-    message = pb.Message(topic=ORDERS, body=body, system_properties=said)
+    system_property = pb.SystemProperties(
+        message_id=body.decode(), message_type=pb.NORMAL, **properties
+    )
+    message = pb.Message(topic=ORDERS, body=body, system_properties=system_property)
     request = service.SendMessageRequest(messages=[message])
     reply = await at.ask("SendMessage", request, service.SendMessageResponse)
     assert reply.status.code == Code.OK
@@ -45,9 +47,7 @@ async def receive(at: House, limit: int = 32) -> list[str]:
         invisible_duration=Duration(seconds=60),
         long_polling_timeout=Duration(seconds=0),
     )
-    parts = await at.raw("ReceiveMessage", request.SerializeToString())
-    replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
-    return [one.message.body.decode() for one in replies if one.HasField("message")]
+    return [message.body.decode() for message in await at.receive(request)]
 
 
 async def prepared(at: House) -> None:
@@ -107,8 +107,8 @@ async def test_every_call_of_the_public_services_has_an_answer(
                 continue  # Telemetry: others show what it answers
             request = GetMessageClass(method.input_type)().SerializeToString()
             sent = await at.raw(method.name, request)
-            told = [GetMessageClass(method.output_type).FromString(one) for one in sent]
-            first: Any = told[0]
+            answer = [GetMessageClass(method.output_type).FromString(item) for item in sent]
+            first: Any = answer[0]
             if method.name == "ChangeLogLevel":
                 assert first.remark
                 continue
@@ -133,10 +133,10 @@ async def test_a_topic_tells_its_type_and_an_unknown_one_is_not_found(tmp_path: 
     async with house(tmp_path, "a") as at:
         fifo = own.Topic(name="orders", queues=3, type="fifo", retention_ms=3_600_000)
         assert (await at.change_topic("CreateTopic", fifo))[0] == Code.OK
-        told = await tells(at, "DescribeTopicStatus", topic=ORDERS)
-        assert (told.status.code, told.topic_message_type) == (Code.OK, pb.FIFO)
+        answer = await tells(at, "DescribeTopicStatus", topic=ORDERS)
+        assert (answer.status.code, answer.topic_message_type) == (Code.OK, pb.FIFO)
         tags = {"queues": "3", "permission": "rw", "retention_ms": "3600000"}
-        assert dict(told.tags) == tags
+        assert dict(answer.tags) == tags
         nowhere = await tells(at, "DescribeTopicStatus", topic=pb.Resource(name="nowhere"))
         assert nowhere.status.code == Code.TOPIC_NOT_FOUND
 
@@ -159,8 +159,8 @@ async def test_subscriptions_are_those_of_connected_clients_and_what_was_read_wi
         assert (online.online, online.subscription_consistency) == (True, False)
         assert online.expression.expression == "blue"
         described = await tells(at, "DescribeSubscription", group=WORKERS)
-        one, other = described.client_subscription_info
-        assert one.client_info == api.ClientInfo(
+        client_subscription_info, other = described.client_subscription_info
+        assert client_subscription_info.client_info == api.ClientInfo(
             client_id="c1",
             version="5.2.0",
             language="JAVA",
@@ -168,13 +168,13 @@ async def test_subscriptions_are_those_of_connected_clients_and_what_was_read_wi
             egress_ip="10.0.0.9",
             message_model=api.CLUSTERING,
         )
-        assert one.subscription_info.expression.expression == "red"
+        assert client_subscription_info.subscription_info.expression.expression == "red"
         assert other.subscription_info.message_model == api.LITE_SELECTIVE
         connected = await tells(at, "ListConsumerConnection", group=WORKERS, topic=ORDERS)
-        assert [one.client_id for one in connected.client_info] == ["c1", "c2"]
+        assert [item.client_id for item in connected.client_info] == ["c1", "c2"]
         first.half_closed()
         connected = await tells(at, "ListConsumerConnection", group=WORKERS)
-        assert [one.client_id for one in connected.client_info] == ["c2"]
+        assert [item.client_id for item in connected.client_info] == ["c2"]
         other_group = pb.Resource(name="nobody")
         connected = await tells(at, "ListConsumerConnection", group=other_group)
         assert len(connected.client_info) == 0
@@ -186,7 +186,7 @@ async def test_a_language_that_is_newer_than_this_proxy_is_told_by_its_number(
     async with house(tmp_path, "a") as at:
         consumer(at, "c1", "*", language=99)
         connected = await tells(at, "ListConsumerConnection", group=WORKERS)
-        assert [one.language for one in connected.client_info] == ["99"]
+        assert [item.language for item in connected.client_info] == ["99"]
 
 
 async def test_connections_are_told_by_lite_topic(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ async def test_connections_are_told_by_lite_topic(tmp_path: Path) -> None:
         )
         reply = service.SyncLiteSubscriptionResponse
         assert (await at.ask("SyncLiteSubscription", request, reply)).status.code == Code.OK
-        for name, wanted in (("one", ["me@1"]), ("two", [])):
-            told = await tells(at, "ListConsumerConnection", group=WORKERS, liteTopic=name)
-            assert [one.client_id for one in told.client_info] == wanted
+        for name, expected in (("one", ["me@1"]), ("two", [])):
+            answer = await tells(at, "ListConsumerConnection", group=WORKERS, liteTopic=name)
+            assert [item.client_id for item in answer.client_info] == expected
 
 
 @pytest.mark.parametrize("brokers", ["a", "ab"])
@@ -221,15 +221,19 @@ async def test_the_accumulation_is_what_waits_and_what_is_in_flight(
         assert got > 0
         for number in range(6, 9):
             await send(at, b"%d" % number)
-        told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
-        assert told.status.code == Code.OK
-        for one in (told.accumulation, told.topic_accumulation["orders"]):
-            counts = (one.inflight_messages, one.ready_messages, one.accumulation)
+        answer = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
+        assert answer.status.code == Code.OK
+        for accumulation in (answer.accumulation, answer.topic_accumulation["orders"]):
+            counts = (
+                accumulation.inflight_messages,
+                accumulation.ready_messages,
+                accumulation.accumulation,
+            )
             assert counts == (got, 9 - got, 9)
-            assert 0 <= one.deliver_delay_time.ToMilliseconds() < 60_000
+            assert 0 <= accumulation.deliver_delay_time.ToMilliseconds() < 60_000
         other = pb.Resource(name="other")
-        told = await tells(at, "DescribeGroupAccumulation", group=WORKERS, topics=[other])
-        assert (told.accumulation.accumulation, len(told.topic_accumulation)) == (0, 0)
+        answer = await tells(at, "DescribeGroupAccumulation", group=WORKERS, topics=[other])
+        assert (answer.accumulation.accumulation, len(answer.topic_accumulation)) == (0, 0)
         lite = await tells(at, "DescribeGroupAccumulation", group=WORKERS, lite_topic="l")
         assert lite.status.code == Code.UNSUPPORTED
 
@@ -241,12 +245,12 @@ async def test_what_a_broker_group_that_is_away_would_add_is_not_left_out_in_sil
         await at.create_at("a", own.Topic(name="orders", queues=2))
         group = own.CreateGroupRequest(group=own.Group(name="workers")).SerializeToString()
         await call(at.ports["a"], Kind.CREATE_GROUP, group, 5_000)
-        told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
-        assert told.status.code == Code.HA_NOT_AVAILABLE
-        assert "broker b" in told.status.message
+        answer = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
+        assert answer.status.code == Code.HA_NOT_AVAILABLE
+        assert "broker b" in answer.status.message
         now = Timestamp(seconds=1)
         fields = {"group": WORKERS, "topic": ORDERS, "reset_timestamp": now}
-        assert (await tells(at, "ResetGroupOffset", **fields)).status.code == told.status.code
+        assert (await tells(at, "ResetGroupOffset", **fields)).status.code == answer.status.code
 
 
 async def test_a_reset_to_a_time_gives_the_group_again_what_came_since(tmp_path: Path) -> None:
@@ -282,19 +286,19 @@ async def test_messages_are_found_by_id_by_key_and_in_a_queue(tmp_path: Path) ->
             assert told.status.code == Code.OK, told.status.message
             return list(told.messages)
 
-        (one,) = await found(message_id="3")
-        assert (one.body, list(one.system_properties.keys)) == (b"3", ["key-1"])
-        assert not one.system_properties.HasField("receipt_handle")
+        (message,) = await found(message_id="3")
+        assert (message.body, list(message.system_properties.keys)) == (b"3", ["key-1"])
+        assert not message.system_properties.HasField("receipt_handle")
         by_key = await found(message_key="key-0")
-        assert sorted(one.body for one in by_key) == [b"0", b"2", b"4", b"6"]
+        assert sorted(item.body for item in by_key) == [b"0", b"2", b"4", b"6"]
         here, there = [
             await found(queue_id=0, broker_name=name, max_message_nums=32) for name in "ab"
         ]
-        assert sorted(one.body for one in here + there) == [b"%d" % n for n in range(8)]
-        assert {one.system_properties.store_host for one in here} <= {"a"}
+        assert sorted(item.body for item in here + there) == [b"%d" % n for n in range(8)]
+        assert {item.system_properties.store_host for item in here} <= {"a"}
         for fields in ({"subscription": "s"}, {"lite_topic": "l"}, {"scroll_id": "1"}):
-            told = await tells(at, "QueryMessage", topic=ORDERS, **fields)
-            assert told.status.code == Code.UNSUPPORTED
+            answer = await tells(at, "QueryMessage", topic=ORDERS, **fields)
+            assert answer.status.code == Code.UNSUPPORTED
         nothing = await tells(at, "QueryMessage", topic=ORDERS)
         assert nothing.status.code == Code.BAD_REQUEST
 
@@ -315,8 +319,8 @@ async def test_queues_tell_from_when_to_when_and_how_far_a_group_has_come(tmp_pa
         for number in range(3):
             await send(at, b"%d" % number)
             request = own.FindMessagesRequest(topic="orders", queue_id=0, queue_offset=number)
-            found = await at.ask("FindMessages", request, own.FindMessagesReply)
-            stored.append(found.messages[0].stored_ms)
+            result = await at.ask("FindMessages", request, own.FindMessagesReply)
+            stored.append(result.messages[0].stored_ms)
             await asyncio.sleep(0.003)  # real time, which brokers of this house measure
         assert stored[0] < stored[1] < stored[2]
 
@@ -370,8 +374,8 @@ async def test_an_administrator_of_a_namespace_uses_and_reads_short_names(
             consumer_call = await tells(at, "DescribeTopicStatus", topic=ORDERS)
             assert consumer_call.status.code == Code.OK
             await send(at, b"1")
-            (found,) = (await tells(at, "QueryMessage", topic=ORDERS, message_id="1")).messages
-            assert (found.topic.resource_namespace, found.topic.name) == ("eu", "orders")
+            (messages,) = (await tells(at, "QueryMessage", topic=ORDERS, message_id="1")).messages
+            assert (messages.topic.resource_namespace, messages.topic.name) == ("eu", "orders")
 
     plain = AwaitedCall.metadata
     try:

@@ -28,7 +28,7 @@ def pull_request(offset: int = 0, wait_s: int = 0, **more: Any) -> service.PullM
 
 
 def parts(sent: list[bytes]) -> list[Any]:
-    return [service.PullMessageResponse.FromString(one) for one in sent]
+    return [service.PullMessageResponse.FromString(data) for data in sent]
 
 
 def asked(bench: Any) -> wire.PullRequest:

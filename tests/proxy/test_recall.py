@@ -98,7 +98,7 @@ def test_a_recall_follows_a_timer_that_moved_from_group_to_group(make_bench: Any
     says(bench, "broker-b", "NOT_FOUND", "broker-a", "broker-d")
     says(bench, "broker-d", "DONE")
     assert recall(bench).status.code == Code.OK
-    asked = {name: len(one.bodies(Kind.RECALL)) for name, one in bench.brokers.items()}
+    asked = {name: len(broker.bodies(Kind.RECALL)) for name, broker in bench.brokers.items()}
     assert asked == {"broker-a": 1, "broker-b": 1, "broker-c": 0, "broker-d": 1}
 
 

@@ -20,6 +20,7 @@ from popmq.common.protocol.messaging_payloads import (
     encode_pop_reply,
 )
 from popmq.common.record.receipt import ReceiptHandle
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import MessageType
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
@@ -51,7 +52,7 @@ def receive(bench: Any, *, broker: str = "", call: Any = None, **more: Any) -> A
 
 
 def parts(call: Any) -> list[Any]:
-    return [service.ReceiveMessageResponse.FromString(one) for one in call.sent]
+    return [service.ReceiveMessageResponse.FromString(item) for item in call.sent]
 
 
 POPPED_MS = 1_650_000_000_123
@@ -78,10 +79,10 @@ def test_messages_come_between_the_status_and_the_delivery_time(bench: Any) -> N
     call = receive(bench)
     bench.broker.answer(deliveries(2))
     got = parts(call)
-    kinds = [one.WhichOneof("content") for one in got]
+    kinds = [item.WhichOneof("content") for item in got]
     assert kinds == ["status", "message", "message", "delivery_timestamp"]
     assert got[0].status.code == Code.OK
-    assert [one.message.system_properties.receipt_handle for one in got[1:3]] == ["h0", "h1"]
+    assert [item.message.system_properties.receipt_handle for item in got[1:3]] == ["h0", "h1"]
     assert got[1].message.system_properties.tag == "a"
     popped = got[3].delivery_timestamp  # of the broker, not of this proxy
     assert popped.seconds * 1_000 + popped.nanos // 1_000_000 == POPPED_MS
@@ -125,6 +126,36 @@ def test_a_push_consumer_gets_the_brokers_invisible_time(bench: Any) -> None:
     receive(bench, invisible_duration=None, auto_renew=True)
     (pop,) = pops(bench.broker)
     assert pop.invisible_ms == 0
+
+
+def test_deliveries_that_a_push_consumer_did_not_read_end_by_their_invisible_time(
+    bench: Any,
+) -> None:
+    later: list[tuple[float, Any]] = []
+    bench.proxy._receive._later = lambda seconds, then: later.append((seconds, then))
+    call = receive(bench, invisible_duration=None, auto_renew=True)
+    bench.broker.answer(deliveries(2))
+    (unread,) = call.unread_callbacks
+    unread()
+    assert bench.broker.bodies(Kind.CHANGE) == []
+    ((seconds, then),) = later
+    assert seconds == PopSettings().invisible_default_ms / 1_000
+    then()
+    changes = [decode_change(body) for body in bench.broker.bodies(Kind.CHANGE)]
+    assert [
+        (delivery.topic, delivery.group, delivery.handle, delivery.invisible_ms)
+        for delivery in changes
+    ] == [
+        ("orders", "workers", b"h0", 0),
+        ("orders", "workers", b"h1", 0),
+    ]
+
+
+@pytest.mark.parametrize("auto_renew", [False, True])
+def test_only_deliveries_that_are_renewed_need_to_be_read(bench: Any, auto_renew: bool) -> None:
+    call = receive(bench, auto_renew=auto_renew)
+    bench.broker.answer(deliveries(0 if auto_renew else 2))
+    assert call.unread_callbacks == []
 
 
 @pytest.mark.parametrize(
@@ -197,8 +228,8 @@ def ack(bench: Any, *handles: str, **call: Any) -> Any:
         group=pb.Resource(name="workers"),
         topic=pb.Resource(name="orders"),
         entries=[
-            service.AckMessageEntry(message_id=f"m-{n}", receipt_handle=one)
-            for n, one in enumerate(handles)
+            service.AckMessageEntry(message_id=f"m-{n}", receipt_handle=name)
+            for n, name in enumerate(handles)
         ],
     )
     return bench.unary("AckMessage", request, service.AckMessageResponse, **call)
@@ -210,8 +241,8 @@ def test_an_ack_is_answered_by_entry_and_goes_to_the_broker_of_its_handle(
     handles = [handle("broker-b", 0), handle("broker-a", 1), handle("broker-b", 2)]
     reply = ack(two_brokers, *handles)
     assert reply.status.code == Code.OK
-    assert [one.receipt_handle for one in reply.entries] == handles
-    assert [one.message_id for one in reply.entries] == ["m-0", "m-1", "m-2"]
+    assert [entry.receipt_handle for entry in reply.entries] == handles
+    assert [entry.message_id for entry in reply.entries] == ["m-0", "m-1", "m-2"]
     (asked,) = two_brokers.brokers["broker-b"].bodies(Kind.ACK)
     request = decode_ack(asked)
     assert (request.topic, request.group) == ("orders", "workers")
@@ -222,7 +253,7 @@ def test_an_ack_is_answered_by_entry_and_goes_to_the_broker_of_its_handle(
 def test_one_bad_handle_hides_no_good_one(bench: Any) -> None:
     bad = ("nonsense", handle("broker/z"), "härte")
     reply = ack(bench, handle(), *bad, handle("broker-z"))
-    codes = [one.status.code for one in reply.entries]
+    codes = [entry.status.code for entry in reply.entries]
     absent = Code.HA_NOT_AVAILABLE  # of a broker group that is not known now
     assert codes == [Code.OK, *[Code.INVALID_RECEIPT_HANDLE] * 3, absent]
     assert reply.status.code == Code.MULTIPLE_RESULTS
@@ -230,7 +261,7 @@ def test_one_bad_handle_hides_no_good_one(bench: Any) -> None:
 
 def test_a_handle_of_any_length_is_refused_by_itself(bench: Any) -> None:
     reply = ack(bench, "A" * 70_000, handle(), "A" * 513)
-    codes = [one.status.code for one in reply.entries]
+    codes = [entry.status.code for entry in reply.entries]
     assert codes == [Code.INVALID_RECEIPT_HANDLE, Code.OK, Code.INVALID_RECEIPT_HANDLE]
     assert "513 characters is over the limit of 512" in reply.entries[2].status.message
 
@@ -248,8 +279,8 @@ def test_a_single_bad_handle_is_told_in_both_places(bench: Any, bad: str) -> Non
 
 
 def test_what_the_broker_says_of_a_handle_is_told_in_both_places(bench: Any) -> None:
-    told = [AckResult(Code.INVALID_RECEIPT_HANDLE, "it was revived as attempt 2")]
-    bench.broker.tells[Kind.ACK] = lambda _: encode_ack_reply(told)
+    ack_results = [AckResult(Code.INVALID_RECEIPT_HANDLE, "it was revived as attempt 2")]
+    bench.broker.tells[Kind.ACK] = lambda _: encode_ack_reply(ack_results)
     reply = ack(bench, handle())
     assert reply.status.code == reply.entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
     assert reply.status.message == "it was revived as attempt 2"
@@ -262,7 +293,7 @@ def test_an_ack_without_entries_is_a_bad_request(bench: Any) -> None:
 def test_a_broker_that_is_away_is_told_for_its_entries_only(two_brokers: Any) -> None:
     two_brokers.brokers["broker-a"].away = True
     reply = ack(two_brokers, handle("broker-a"), handle("broker-b"))
-    assert [one.status.code for one in reply.entries] == [Code.HA_NOT_AVAILABLE, Code.OK]
+    assert [entry.status.code for entry in reply.entries] == [Code.HA_NOT_AVAILABLE, Code.OK]
 
 
 def test_an_ack_without_a_client_id_is_refused_with_its_entries(bench: Any) -> None:
@@ -317,8 +348,10 @@ def test_a_change_refused_by_the_proxy_leaves_the_client_its_handle(
 
 def popped(*offsets: int) -> bytes:
     """An answer to a pop."""
-    found = [Delivery(0, offset, 1, POPPED_MS, b"handle", b"", b"") for offset in offsets]
-    return encode_pop_reply(PopReply(found, 0, POPPED_MS))
+    found_deliveries = [
+        Delivery(0, offset, 1, POPPED_MS, b"handle", b"", b"") for offset in offsets
+    ]
+    return encode_pop_reply(PopReply(found_deliveries, 0, POPPED_MS))
 
 
 def test_the_broker_that_is_named_is_looked_at_first(two_brokers: Any) -> None:

@@ -23,7 +23,7 @@ def describe(bench: Any, *answers: bytes | PopmqError) -> pb.DescribeReply:
 
 def test_every_broker_group_describes_its_tables(two_brokers: Any) -> None:
     reply = describe(two_brokers, described("broker-a"), described("broker-b"))
-    assert [one.broker for one in reply.brokers] == ["broker-a", "broker-b"]
+    assert [tables.broker for tables in reply.brokers] == ["broker-a", "broker-b"]
     assert (reply.status.code, reply.incomplete) == (Code.OK, "")
     for broker in two_brokers.brokers.values():
         assert broker.bodies(Kind.DESCRIBE_TABLES) == [REQUEST.SerializeToString()]
@@ -32,7 +32,7 @@ def test_every_broker_group_describes_its_tables(two_brokers: Any) -> None:
 def test_a_broker_group_that_is_away_is_named(two_brokers: Any) -> None:
     two_brokers.brokers["broker-a"].away = True
     reply = describe(two_brokers, described("broker-a"), described("broker-b"))
-    assert [one.broker for one in reply.brokers] == ["broker-b"]
+    assert [broker.broker for broker in reply.brokers] == ["broker-b"]
     assert reply.status.code == Code.OK
     assert reply.incomplete == "broker broker-a: the broker is away"
 
@@ -76,4 +76,4 @@ def test_names_of_all_broker_groups_come_together(two_brokers: Any) -> None:
         answer = pb.NamesReply(brokers=[pb.BrokerNames(broker=name)]).SerializeToString()
         broker.tells[Kind.NAMES] = lambda body, answer=answer: answer
     reply = two_brokers.unary("Names", pb.NamesRequest(), pb.NamesReply)
-    assert [one.broker for one in reply.brokers] == ["broker-a", "broker-b"]
+    assert [broker.broker for broker in reply.brokers] == ["broker-a", "broker-b"]

@@ -53,8 +53,8 @@ class Describing:
         before = len(self.asked)
         self.ask()
         assert len(self.asked) == before
-        found: Any = self.heard[-1]
-        return int(found.id)
+        result: Any = self.heard[-1]
+        return int(result.id)
 
 
 def passed(bench: Describing) -> None:

@@ -3,8 +3,11 @@
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
+from popmq.common.errors import Code
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Rpc
 from popmq.proxy.transport.interface import GrpcStatus
@@ -20,6 +23,8 @@ class LiveCall:
         self.sent: list[bytes] = []
         self.gone_callbacks: list[Callable[[], None]] = []
 
+    encrypted = False
+
     def remaining_ms(self) -> int | None:
         return None
 
@@ -31,6 +36,8 @@ class LiveCall:
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
         self.gone_callbacks.append(callback)
+
+    def on_unread(self, callback: Callable[[], None]) -> None: ...
 
 
 class WaitingPort:
@@ -73,12 +80,20 @@ def test_a_client_that_goes_away_ends_every_question_and_is_told_to_each_callbac
     broker = WaitingPort()
     call = LiveCall()
     rpc = Rpc(call, b"", ProxyMetrics())
-    heard: list[str] = []
-    rpc.on_cancelled(lambda: heard.append("first"))
-    rpc.send_request(broker, Kind.POP, b"", 1_000, lambda answer: heard.append("answer"))
-    rpc.send_request(broker, Kind.POP, b"", 1_000, lambda answer: heard.append("answer"))
-    rpc.on_cancelled(lambda: heard.append("second"))
+    connected: list[str] = []
+    rpc.on_cancelled(lambda: connected.append("first"))
+    rpc.send_request(broker, Kind.POP, b"", 1_000, lambda answer: connected.append("answer"))
+    rpc.send_request(broker, Kind.POP, b"", 1_000, lambda answer: connected.append("answer"))
+    rpc.on_cancelled(lambda: connected.append("second"))
     assert len(call.gone_callbacks) == 1
     call.gone_callbacks[0]()
-    assert heard == ["first", "second"]
+    assert connected == ["first", "second"]
     assert broker.cancelled == [1, 2]
+
+
+def test_a_client_id_with_a_control_character_is_refused(bench: Any, make_call: Any) -> None:
+    call = make_call(metadata={"x-mq-client-id": "me\x9b31m"})
+    bench.methods["Heartbeat"].start(call, b"")
+    (reply,) = call.sent
+    assert service.HeartbeatResponse.FromString(reply).status.code == Code.CLIENT_ID_REQUIRED.value
+    assert not bench.proxy.clients._heard

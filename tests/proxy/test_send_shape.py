@@ -33,7 +33,7 @@ def test_a_stored_message_is_answered_with_its_id_offset_and_transaction_id(benc
     assert reply.status.code == entry.status.code == Code.OK
     assert (entry.message_id, entry.transaction_id, entry.offset) == ("m-1", "m-1", 0)
     assert entry.recall_handle == ""
-    ((put,),) = [one.entries for one in bench.broker.puts()]
+    ((put,),) = [put.entries for put in bench.broker.puts()]
     assert (put.type, put.message_id, put.tag_hash) == (MessageType.NORMAL, "m-1", tag_hash("a"))
     assert 0 <= put.queue_id < 4
     assert bench.proxy.metrics.sends == 1
@@ -46,26 +46,26 @@ def test_a_request_without_messages_is_corrupted(bench: Any) -> None:
 def test_two_topics_in_one_request_are_corrupted_and_every_entry_says_so(bench: Any) -> None:
     reply = send(bench, message("a"), message("b", topic="other"))
     assert reply.status.code == Code.MESSAGE_CORRUPTED
-    assert [one.status.code for one in reply.entries] == [Code.MESSAGE_CORRUPTED] * 2
+    assert [entry.status.code for entry in reply.entries] == [Code.MESSAGE_CORRUPTED] * 2
     assert bench.broker.puts() == []
 
 
 def test_several_messages_have_an_entry_each_in_their_order(bench: Any) -> None:
     reply = send(bench, *(message(f"m-{n}") for n in range(5)))
     assert reply.status.code == Code.OK
-    assert [one.message_id for one in reply.entries] == [f"m-{n}" for n in range(5)]
+    assert [entry.message_id for entry in reply.entries] == [f"m-{n}" for n in range(5)]
 
 
 def test_one_bad_message_refuses_only_itself(bench: Any) -> None:
     big = message("big", body=b"x" * ((4 << 20) + 1))
     reply = send(bench, message("a"), big, message("b"))
     assert reply.status.code == Code.MULTIPLE_RESULTS
-    assert [one.status.code for one in reply.entries] == [
+    assert [entry.status.code for entry in reply.entries] == [
         Code.OK,
         Code.MESSAGE_BODY_TOO_LARGE,
         Code.OK,
     ]
-    assert [one.message_id for one in reply.entries] == ["a", "big", "b"]
+    assert [entry.message_id for entry in reply.entries] == ["a", "big", "b"]
     assert bench.proxy.metrics.refused[Code.MESSAGE_BODY_TOO_LARGE] == 1
 
 
@@ -76,8 +76,8 @@ def test_a_single_bad_message_gives_its_code_to_the_reply(bench: Any) -> None:
 
 
 def test_what_the_broker_refuses_is_refused_with_its_code(bench: Any) -> None:
-    told = [PutResult(), PutResult(Code.TOO_MANY_REQUESTS, "the disk is full")]
-    bench.broker.tells[Kind.PUT] = lambda _: encode_put_reply(told)
+    put_results = [PutResult(), PutResult(Code.TOO_MANY_REQUESTS, "the disk is full")]
+    bench.broker.tells[Kind.PUT] = lambda _: encode_put_reply(put_results)
     reply = send(bench, message("a"), message("b"))
     assert reply.status.code == Code.MULTIPLE_RESULTS
     assert reply.entries[1].status.message == "the disk is full"
@@ -87,7 +87,7 @@ def test_what_the_broker_refuses_is_refused_with_its_code(bench: Any) -> None:
 def test_an_unknown_topic_is_not_found(bench: Any) -> None:
     reply = send(bench, message(topic="nowhere"))
     assert reply.status.code == Code.TOPIC_NOT_FOUND
-    assert [one.status.code for one in reply.entries] == [Code.TOPIC_NOT_FOUND]
+    assert [entry.status.code for entry in reply.entries] == [Code.TOPIC_NOT_FOUND]
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "rmq_sys_meta", "%DLQ%g", "%RETRY%g+t"])
@@ -152,7 +152,7 @@ def test_a_normal_message_goes_elsewhere_while_its_broker_is_away(two_brokers: A
     two_brokers.brokers["broker-a"].away = True
     reply = send(two_brokers, *(message(f"m-{n}") for n in range(20)))
     assert reply.status.code == Code.OK
-    assert [one.message_id for one in reply.entries] == [f"m-{n}" for n in range(20)]
+    assert [entry.message_id for entry in reply.entries] == [f"m-{n}" for n in range(20)]
     stored = [entry for put in two_brokers.brokers["broker-b"].puts() for entry in put.entries]
     assert len(stored) == 20
 
@@ -172,11 +172,11 @@ def test_a_broker_that_is_lost_after_the_send_may_have_stored_it(two_brokers: An
         broker.tells[Kind.PUT] = lambda _: None
     request = service.SendMessageRequest(messages=[message("m")])
     call = two_brokers.start("SendMessage", request)
-    (asked,) = [one for one in two_brokers.brokers.values() if one.open]
+    (asked,) = [broker for broker in two_brokers.brokers.values() if broker.open]
     asked.answer(Unavailable("connection lost"))
     reply: Any = service.SendMessageResponse.FromString(call.sent[0])
     assert reply.status.code == Code.HA_NOT_AVAILABLE
-    assert sum(len(one.puts()) for one in two_brokers.brokers.values()) == 1
+    assert sum(len(broker.puts()) for broker in two_brokers.brokers.values()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Telemetry, routes, assignments, heartbeats and the admin service, as clients need them."""
 
+import asyncio
 import time
 from typing import Any
 
 import grpc.aio
 import pytest
+from proxy.houses import until_read
+from proxy.rights import EveryRight
 
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
@@ -14,7 +17,9 @@ from popmq.common.topics import SubscriptionGroup
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.messaging import publishers
 from popmq.proxy.messaging.client_settings import consumer_settings
+from popmq.proxy.rpc import stream_limits
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
 from popmq.proxy.transport.interface import GrpcStatus
 
@@ -86,7 +91,7 @@ def test_a_consumer_gets_the_groups_type_and_back_off(bench: Any, make_call: Any
     inbound.message(told(consumer()))
     settings = answer(call)
     assert settings.backoff_policy.max_attempts == 4
-    steps = [one.seconds for one in settings.backoff_policy.customized_backoff.next]
+    steps = [item.seconds for item in settings.backoff_policy.customized_backoff.next]
     assert steps[:5] == [1, 5, 10, 30, 60]
     assert steps[-1] == 7200
     subscription = settings.subscription
@@ -116,7 +121,7 @@ def test_an_exponential_back_off_is_told_in_the_form_that_a_client_reads(
     assert policy.max_attempts == 5
     if form == "customized_backoff":
         # 1.5 s, 4.5 s and 10 s in the whole seconds that this client counts in.
-        assert [one.seconds for one in policy.customized_backoff.next] == [2, 5, 10]
+        assert [item.seconds for item in policy.customized_backoff.next] == [2, 5, 10]
     else:
         told_ = policy.exponential_backoff
         assert (told_.initial.ToMilliseconds(), told_.max.ToMilliseconds()) == (1_500, 10_000)
@@ -154,11 +159,11 @@ def test_other_commands_are_taken_and_passed_over(bench: Any, make_call: Any) ->
 
 
 def test_a_stream_is_known_by_its_client_from_open_to_end(bench: Any, make_call: Any) -> None:
-    first, one = open_stream(bench, make_call)
-    second, two = open_stream(bench, make_call)
-    assert bench.proxy.telemetry.streams_of("me@1") == (one, two)
+    first, item = open_stream(bench, make_call)
+    second, _ = open_stream(bench, make_call)
+    assert len(bench.proxy.telemetry.streams_of("me@1")) == 2
     assert bench.proxy.metrics.open_streams == 2
-    one.half_closed()
+    item.half_closed()
     assert first.status is GrpcStatus.OK
     second.leave()
     assert bench.proxy.telemetry.streams_of("me@1") == ()
@@ -247,7 +252,7 @@ def test_a_route_lists_every_queue_of_every_broker_from_zero(two_brokers: Any) -
     two_brokers.topic("orders", "mixed")
     reply = route(two_brokers, "orders", endpoints("10.1.1.1"))
     assert reply.status.code == Code.OK
-    places = [(one.broker.name, one.id, one.broker.id) for one in reply.message_queues]
+    places = [(queue.broker.name, queue.id, queue.broker.id) for queue in reply.message_queues]
     names = ("broker-a", "broker-b")
     assert places == [(name, queue, 0) for name in names for queue in range(4)]
     queue = reply.message_queues[0]
@@ -322,8 +327,8 @@ def test_a_normal_or_unknown_group_is_assigned_one_entry_a_broker(two_brokers: A
     two_brokers.group("workers")
     for group in ("workers", "nobody"):
         reply = assignment(two_brokers, group)
-        queues = [one.message_queue for one in reply.assignments]
-        assert [(one.broker.name, one.id) for one in queues] == [
+        queues = [item.message_queue for item in reply.assignments]
+        assert [(queue.broker.name, queue.id) for queue in queues] == [
             ("broker-a", -1),
             ("broker-b", -1),
         ]
@@ -333,7 +338,7 @@ def test_a_normal_or_unknown_group_is_assigned_one_entry_a_broker(two_brokers: A
 def test_a_fifo_group_is_assigned_every_queue(bench: Any) -> None:
     bench.group("workers", "fifo")
     reply = assignment(bench, "workers")
-    assert [one.message_queue.id for one in reply.assignments] == [0, 1, 2, 3]
+    assert [item.message_queue.id for item in reply.assignments] == [0, 1, 2, 3]
 
 
 def test_a_topic_that_cannot_be_read_is_not_assigned(bench: Any) -> None:
@@ -370,8 +375,8 @@ def test_an_admin_is_refused_inside_the_reply(bench: Any) -> None:
 def test_a_topic_is_made_at_the_broker_group_that_owns_topics(two_brokers: Any) -> None:
     owner, other = two_brokers.brokers.values()
     request = admin_pb2.CreateTopicRequest(topic=admin_pb2.Topic(name="new"))
-    made = admin_pb2.TopicReply(topic=admin_pb2.Topic(name="new", queues=8))
-    owner.tells[Kind.CREATE_TOPIC] = lambda _: made.SerializeToString()
+    topic_reply = admin_pb2.TopicReply(topic=admin_pb2.Topic(name="new", queues=8))
+    owner.tells[Kind.CREATE_TOPIC] = lambda _: topic_reply.SerializeToString()
     reply = two_brokers.unary("CreateTopic", request, admin_pb2.TopicReply)
     assert (reply.status.code, reply.topic.queues) == (Code.OK, 8)
     assert owner.bodies(Kind.CREATE_TOPIC) == [request.SerializeToString()]
@@ -405,3 +410,136 @@ def test_dead_letters_are_deleted_at_every_broker_that_has_some(two_brokers: Any
 def test_every_admin_method_of_the_definition_is_served(bench: Any) -> None:
     for name in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name:
         assert bench.methods[name].path == f"/popmq.admin.v1.Admin/{name}"
+
+
+def large_consumer(names: int, group: str = "workers") -> pb.Settings:
+    settings = consumer(group)
+    for number in range(names):
+        settings.subscription.subscriptions.add().topic.name = f"topic-{number}"
+    settings.client_properties.update({f"key-{n}": "v" * 100 for n in range(100)})
+    return settings
+
+
+async def test_what_is_kept_of_the_settings_of_a_client_is_bounded(
+    bench: Any, make_call: Any
+) -> None:
+    streams = [open_stream(bench, make_call)[1] for _ in range(20)]
+    for inbound in streams:
+        inbound.message(told(large_consumer(1_200)))
+    await until_read(streams[-1])
+    kept = [len(stream.kept) for stream in bench.proxy.telemetry.streams_of("me@1")]
+    assert sum(kept) <= 64 << 10
+    assert kept[-1] > 10_000
+    (client,) = [item for item in bench.proxy.telemetry.mark_seen() if item.settings.subscription][
+        -1:
+    ]
+    assert len(client.settings.subscription.subscriptions) == 1_000
+    assert client.settings.subscription.group.name == "workers"
+    assert not client.settings.client_properties
+    for inbound in streams:
+        inbound.half_closed()
+    assert bench.proxy.telemetry._kept_bytes == 0
+
+
+async def test_settings_of_very_many_parts_end_the_stream(bench: Any, make_call: Any) -> None:
+    call, inbound = open_stream(bench, make_call)
+    settings = pb.Settings(publishing=pb.Publishing(topics=[pb.Resource()] * 20_000))
+    inbound.message(told(settings))
+    await until_read(inbound)
+    assert call.status is GrpcStatus.INVALID_ARGUMENT
+    assert "fields" in call.detail
+
+
+async def test_a_long_thread_dump_does_not_end_the_stream(bench: Any, make_call: Any) -> None:
+    call, inbound = open_stream(bench, make_call)
+    dump = service.TelemetryCommand()
+    dump.thread_stack_trace.thread_stack_trace = "at com.example\n" * 50_000
+    inbound.message(dump.SerializeToString())
+    await until_read(inbound)
+    assert call.status is None
+
+
+def long_producer() -> pb.Settings:
+    settings = producer()
+    names = [pb.Resource(name=f"{number:060}") for number in range(100)]
+    settings.publishing.topics.extend(names)
+    return settings
+
+
+async def test_one_long_command_is_read_in_each_turn_of_the_loop(
+    bench: Any, make_call: Any
+) -> None:
+    """Each costs milliseconds, and others wait meanwhile (docs/security.md)."""
+    calls = [open_stream(bench, make_call) for _ in range(20)]
+    for _, inbound in calls:
+        inbound.message(told(long_producer()))
+    answered = [sum(bool(call.sent) for call, _ in calls)]
+    for _ in calls:
+        await asyncio.sleep(0)
+        answered.append(sum(bool(call.sent) for call, _ in calls))
+    assert answered == list(range(21))
+    for call, _ in calls:
+        answer(call)
+
+
+async def test_a_stream_that_ends_behind_a_long_command_has_its_answer_first(
+    bench: Any, make_call: Any
+) -> None:
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(long_producer()))
+    inbound.message(told(producer()))
+    inbound.half_closed()
+    assert call.status is None
+    await until_read(inbound)
+    assert len(call.sent) == 2
+    assert call.status is GrpcStatus.OK
+    assert bench.proxy.metrics.open_streams == 0
+
+
+async def test_a_stream_that_broke_is_passed_over(bench: Any, make_call: Any) -> None:
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(long_producer()))
+    call.leave()
+    await until_read(inbound)
+    assert call.sent == []
+
+
+async def test_long_commands_that_wait_are_bounded(
+    bench: Any, make_call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = told(long_producer())
+    monkeypatch.setattr(stream_limits, "WAITING_LIMIT_BYTES", 2 * len(command))
+    calls = [open_stream(bench, make_call) for _ in range(3)]
+    for _, inbound in calls:
+        inbound.message(command)
+    assert [call.status for call, _ in calls] == [None, None, GrpcStatus.RESOURCE_EXHAUSTED]
+    assert str(2 * len(command)) in calls[2][0].detail
+    for _, inbound in calls:
+        await until_read(inbound)
+    assert [len(call.sent) for call, _ in calls] == [1, 1, 0]
+
+
+def test_names_of_topics_of_all_producers_together_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishers, "NAMES_LIMIT", 2_500)
+    table = publishers.Publishers(lambda sender: (), EveryRight())
+    for number in range(10):
+        for n in range(1_000):
+            table.add_topic(publishers.Sender(f"client-{number}", ""), f"topic-{number}-{n}")
+    assert sum(map(len, table._topics.values())) == 2_000
+    assert [sender.client_id for sender in table._topics] == ["client-8", "client-9"]
+
+
+def test_a_stream_keeps_only_the_names_of_its_newest_settings_for_its_rights(
+    bench: Any, make_call: Any
+) -> None:
+    """Also while there are no users: they may come while it is open."""
+    _, inbound = open_stream(bench, make_call)
+    for number in range(50):
+        settings = producer()
+        settings.publishing.topics.add(name=f"topic-{number}")
+        inbound.message(told(settings))
+    inbound.message(service.TelemetryCommand().SerializeToString())
+    (call,) = bench.proxy.access._open
+    assert {need.name for need in call.needs} == {"orders", "topic-49"}

@@ -36,10 +36,13 @@ def test_one_broker_that_has_the_timer_is_enough(
     two_brokers: Any, outcomes: tuple[str, str], joined: str
 ) -> None:
     request = pb.RecallRequest(topic="later", message_id="m")
-    answers = [pb.RecallReply(outcome=one) for one in outcomes]
+    answers = [pb.RecallReply(outcome=outcome) for outcome in outcomes]
     reply = ask(two_brokers, Kind.RECALL, request, *answers)
     assert (reply.status.code, reply.outcome, reply.incomplete) == (Code.OK, joined, "")
-    moves = [pb.RescheduleReply(outcome=one, due_ms=77 if one == "DONE" else 0) for one in outcomes]
+    moves = [
+        pb.RescheduleReply(outcome=outcome, due_ms=77 if outcome == "DONE" else 0)
+        for outcome in outcomes
+    ]
     change = pb.RescheduleRequest(topic="later", message_id="m", new_due_ms=-5)
     moved = ask(two_brokers, Kind.RESCHEDULE, change, *moves)
     assert (moved.outcome, moved.due_ms) == (joined, 77 if joined == "DONE" else 0)
@@ -73,7 +76,7 @@ def test_timers_are_listed_in_the_order_of_their_due_times(two_brokers: Any) -> 
             incomplete="the newest 2",
         ),
     )
-    assert [(one.due_ms, one.broker) for one in reply.timers] == [
+    assert [(timer.due_ms, timer.broker) for timer in reply.timers] == [
         (1, "a"),
         (1, "b"),
         (3, "b"),
@@ -99,9 +102,9 @@ def test_forecasts_are_added_up(two_brokers: Any) -> None:
     )
     request = pb.ForecastTimersRequest()
     reply = ask(two_brokers, Kind.FORECAST_TIMERS, request, first, second)
-    assert {one.topic: one.count for one in reply.pending} == {"a": 1, "b": 7}
-    assert [one.topic for one in reply.pending] == ["a", "b"]
-    counts = [(one.within_ms, one.count) for one in reply.buckets]
+    assert {item.topic: item.count for item in reply.pending} == {"a": 1, "b": 7}
+    assert [item.topic for item in reply.pending] == ["a", "b"]
+    counts = [(bucket.within_ms, bucket.count) for bucket in reply.buckets]
     assert counts == [(5_000, 1), (60_000, 5), (-1, 2)]
     assert (reply.status.code, reply.next_due_ms) == (Code.OK, 400)
 

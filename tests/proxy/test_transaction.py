@@ -1,9 +1,11 @@
 """Transactions at the proxy: ids find their broker, and checks find a producer."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from proxy.rights import EveryRight
 
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.messaging_payloads import Kind, PutResult, encode_put_reply
@@ -12,7 +14,7 @@ from popmq.common.topics import MessageType
 from popmq.common.wire import transaction_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.messaging.publishers import CLIENTS_LIMIT, Publishers
+from popmq.proxy.messaging.publishers import CLIENTS_LIMIT, Publishers, Sender
 
 ID = TransactionId("broker-b", 64, 7).encode(b"key", "m-1")
 
@@ -123,7 +125,7 @@ def test_a_half_message_comes_back_with_its_transaction_id(bench: Any) -> None:
 def test_its_own_time_to_the_first_check_reaches_the_broker(bench: Any) -> None:
     recovery: Any = timedelta(seconds=20)
     send(bench, orphaned_transaction_recovery_duration=recovery)
-    ((put,),) = [one.entries for broker in bench.brokers.values() for one in broker.puts()]
+    ((put,),) = [put.entries for broker in bench.brokers.values() for put in broker.puts()]
     assert (put.type, put.due_ms) == (MessageType.TRANSACTION, 20_000)
 
 
@@ -138,14 +140,19 @@ def test_a_half_message_goes_elsewhere_while_its_broker_is_away(bench: Any) -> N
 # -- checks
 
 
-def stream(bench: Any, make_call: Any, client: str, *topics: str) -> Any:
+HOST = "10.0.0.9"
+
+
+def stream(bench: Any, make_call: Any, client: str, *topics: str, named: Sequence[str] = ()) -> Any:
+    """Of a client that sent half messages to `topics`; its settings name others."""
     call = make_call(metadata={"x-mq-client-id": client})
     inbound = bench.methods["Telemetry"].open(call)
-    if topics:
-        names = [pb.Resource(name=topic) for topic in topics]
-        settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=names))
-        inbound.message(service.TelemetryCommand(settings=settings).SerializeToString())
-        call.sent.clear()
+    for topic in topics:
+        bench.proxy.telemetry.publishers.add_topic(Sender(client, HOST), topic)
+    names = [pb.Resource(name=topic) for topic in named]
+    settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=names))
+    inbound.message(service.TelemetryCommand(settings=settings).SerializeToString())
+    call.sent.clear()
     return call
 
 
@@ -211,10 +218,14 @@ def test_a_check_goes_to_each_producer_in_turn_as_a_whole_message(
         bench.broker.answer(check())
     assert [len(call.sent) for call in calls] == [1, 1, 1]
     command: Any = service.TelemetryCommand.FromString(calls[0].sent[0])
-    told = command.recover_orphaned_transaction_command
-    assert told.transaction_id == ID
-    system = told.message.system_properties
-    assert (told.message.body, system.message_id, system.store_host) == (b"half", "m-1", "broker-a")
+    recover_orphaned_transaction_command = command.recover_orphaned_transaction_command
+    assert recover_orphaned_transaction_command.transaction_id == ID
+    system = recover_orphaned_transaction_command.message.system_properties
+    assert (
+        recover_orphaned_transaction_command.message.body,
+        system.message_id,
+        system.store_host,
+    ) == (b"half", "m-1", "broker-a")
     assert (system.queue_id, system.queue_offset, system.delivery_attempt) == (3, 7, 1)
     assert not system.HasField("receipt_handle")
     assert bench.proxy.metrics.transaction_checks == 3
@@ -227,6 +238,30 @@ def test_a_client_that_sent_a_half_message_is_a_producer_too(bench: Any, make_ca
     assert asked(bench.broker) == [["trans"]]
     bench.broker.answer(check())
     assert len(call.sent) == 1
+
+
+def test_a_client_whose_settings_name_the_topic_is_not_asked(bench: Any, make_call: Any) -> None:
+    call = stream(bench, make_call, "curious", named=["trans"])
+    bench.proxy.checks.look()
+    assert asked(bench.broker) == []
+    stream(bench, make_call, "me@1")
+    send(bench)
+    bench.proxy.checks.look()
+    bench.broker.answer(check())
+    assert call.sent == []
+
+
+def test_a_stream_from_another_address_is_not_asked(bench: Any, make_call: Any) -> None:
+    stream(bench, make_call, "me@1")
+    other = make_call(metadata={"x-mq-client-id": "me@1"})
+    other.peer = "10.0.0.66:999"
+    bench.methods["Telemetry"].open(other)
+    send(bench)
+    for _ in range(3):
+        bench.proxy.checks.look()
+        bench.broker.answer(check())
+    assert other.sent == []
+    assert bench.proxy.metrics.transaction_checks == 3
 
 
 def test_a_check_for_nobody_is_dropped_and_comes_again(bench: Any, make_call: Any) -> None:
@@ -256,23 +291,26 @@ def test_a_proxy_that_stops_gives_up_asking(bench: Any, make_call: Any) -> None:
 
 
 def test_a_client_with_very_many_topics_is_asked_about_the_first() -> None:
-    told: list[str] = []
+    texts: list[str] = []
 
     class Stream:
-        def send(self, command: bytes) -> None:
-            told.append(command.decode())
+        user, peer = "", ""
 
-    publishers = Publishers(lambda client: (Stream(),))
-    publishers.set_topics("me", [f"t-{number}" for number in range(1_500)])
+        def send(self, command: bytes) -> None:
+            texts.append(command.decode())
+
+    publishers = Publishers(lambda sender: (Stream(),), EveryRight())
+    for number in range(1_500):
+        publishers.add_topic(Sender("me", HOST), f"t-{number}")
     assert publishers.topics() == {f"t-{number}" for number in range(1_000)}
     assert publishers.send_command("t-999", b"check")
     assert not publishers.send_command("t-1000", b"check")
-    assert told == ["check"]
+    assert texts == ["check"]
 
 
 def test_the_number_of_remembered_clients_is_bounded() -> None:
-    publishers = Publishers(lambda client: ())
+    publishers = Publishers(lambda sender: (), EveryRight())
     for number in range(CLIENTS_LIMIT + 10):
-        publishers.set_topics(str(number), ["trans"])
+        publishers.add_topic(Sender(str(number), HOST), "trans")
     assert not publishers.send_command("trans", b"")
     assert len(publishers._topics) == CLIENTS_LIMIT  # the bound itself

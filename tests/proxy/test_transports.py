@@ -107,7 +107,7 @@ async def test_a_server_stream_keeps_its_order_and_ends_with_ok(served: Served) 
 
     async with served(Method("/s/count", MethodType.SERVER_STREAM, start=start)) as channel:
         call = channel.unary_stream("/s/count")(b"n")
-        assert [one async for one in call] == [f"n{n}".encode() for n in range(100)]
+        assert [item async for item in call] == [f"n{n}".encode() for n in range(100)]
         assert await call.code() is grpc.StatusCode.OK
 
 
@@ -152,10 +152,10 @@ async def test_a_handler_hears_once_that_its_client_cancelled(
     served: Served, shape: MethodType
 ) -> None:
     waiting, gone = asyncio.Event(), asyncio.Event()
-    heard: list[Call] = []
+    connected: list[Call] = []
 
     def start(call: Call, data: bytes) -> None:
-        call.on_cancelled(lambda: heard.append(call))
+        call.on_cancelled(lambda: connected.append(call))
         call.on_cancelled(gone.set)
         waiting.set()
 
@@ -167,9 +167,9 @@ async def test_a_handler_hears_once_that_its_client_cancelled(
         await waiting.wait()
         pending.cancel()
         await gone.wait()
-        heard[0].send(b"nobody listens")
-        heard[0].finish()
-        assert len(heard) == 1
+        connected[0].send(b"nobody listens")
+        connected[0].finish()
+        assert len(connected) == 1
 
 
 async def test_a_stream_handler_hears_that_its_client_disconnected(served: Served) -> None:
@@ -201,15 +201,15 @@ async def test_a_handler_hears_that_the_deadline_passed(served: Served) -> None:
 
 
 async def test_nothing_is_heard_of_a_client_that_got_its_answer(served: Served) -> None:
-    heard: list[str] = []
+    connected: list[str] = []
 
     def start(call: Call, data: bytes) -> None:
-        call.on_cancelled(lambda: heard.append("gone"))
+        call.on_cancelled(lambda: connected.append("gone"))
         echo(call, data)
 
     async with served(unary("/s/echo", start)) as channel:
         await channel.unary_unary("/s/echo")(b"x")
-    assert heard == []
+    assert connected == []
 
 
 @pytest.mark.parametrize(
@@ -326,6 +326,7 @@ async def test_a_transport_that_stops_cuts_what_is_left_after_its_grace(make: Ma
         await gone.wait()
 
 
+@pytest.mark.more
 async def test_a_burst_of_new_calls_is_answered_in_full(served: Served) -> None:
     async with served(unary("/s/echo", echo)) as channel:
         ask = channel.unary_unary("/s/echo")

@@ -14,7 +14,7 @@ TEN_S = {"TTL_MS": "10000"}
 def received(broker: RunningBroker, topic: str = "orders") -> list[bytes]:
     got = broker.receive(topic, "workers")
     broker.ack(*got)
-    return [one.body for one in got]
+    return [message.body for message in got]
 
 
 @pytest.fixture

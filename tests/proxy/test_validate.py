@@ -2,10 +2,13 @@
 
 import pytest
 
-from popmq.common.errors import Code, PopmqError
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import FilterType
 from popmq.common.settings.settings import MessageSettings, PopSettings
 from popmq.common.topics import MessageType, Permission, TopicConfig
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.lanes.ordinary_send import read_ordinary
 from popmq.proxy.rpc.validate import (
     MessageFacts,
     batch_limit,
@@ -148,8 +151,8 @@ BAD_MESSAGES: list[tuple[str, MessageFacts, Code, str]] = [
 
 @pytest.mark.parametrize(
     ("facts", "code", "words"),
-    [one[1:] for one in BAD_MESSAGES],
-    ids=[one[0] for one in BAD_MESSAGES],
+    [entry[1:] for entry in BAD_MESSAGES],
+    ids=[entry[0] for entry in BAD_MESSAGES],
 )
 def test_a_message_that_rocketmq_refuses_is_refused_with_its_code(
     facts: MessageFacts, code: Code, words: str
@@ -186,7 +189,9 @@ def test_the_properties_make_the_type_and_not_what_is_claimed(
 
 @pytest.mark.parametrize("kind", [MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION])
 def test_a_topic_refuses_the_types_that_it_does_not_take(kind: MessageType) -> None:
-    with pytest.raises(PopmqError, match="and this one is NORMAL") as caught:
+    with pytest.raises(
+        PopmqError, match="this one is NORMAL: send it to a topic of type normal"
+    ) as caught:
         check_type(GOOD, topic(kind))
     assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
@@ -288,7 +293,7 @@ def test_an_invisible_time_within_the_limits_passes(
         (None, "missing"),
         (0, "0 ms is under the limit of 1 ms (pop.invisible_min_ms)"),
         (-1, "-1 ms"),
-        (43_200_001, "over the limit of 43200000 ms (pop.invisible_max_ms)"),
+        (43_200_001, "12h1ms is over the limit of 12h (pop.invisible_max_ms)"),
     ],
 )
 def test_an_invisible_time_outside_the_limits_is_refused(given: int | None, words: str) -> None:
@@ -391,3 +396,14 @@ def test_what_is_no_time_is_refused_with_what_is_one(seconds: int, nanos: int) -
     with pytest.raises(PopmqError, match=f"{seconds} s and {nanos} ns: it takes") as refused:
         time_ms(seconds, nanos)
     assert refused.value.code == Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\nb", "a\x7f", "a\x9b31m"])
+def test_a_message_id_with_a_control_character_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="control character") as refused:
+        check_message(MessageFacts(message_id=text), MessageSettings())
+    assert refused.value.code == Code.ILLEGAL_MESSAGE_ID
+    message = pb.Message(topic=pb.Resource(name="orders"), body=b"x")
+    message.system_properties.message_id = text
+    request = service.SendMessageRequest(messages=[message]).SerializeToString()
+    assert read_ordinary(request, 0, len(request), MessageSettings(), "", 0) is None

@@ -24,10 +24,10 @@ async def test_an_admins_bytes_that_are_no_request_are_a_bad_request_in_the_repl
         for name in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name:
             (sent,) = await at.raw(name, b"\xff")
             status = admin_pb2.TopicReply.FromString(sent).status
-            told = (Code.BAD_REQUEST, f"the request is no {name}Request")
-            assert (status.code, status.message) == told
+            answer = (Code.BAD_REQUEST, f"the request is no {name}Request")
+            assert (status.code, status.message) == answer
 
-    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("kind", ["delay", "mixed"])
@@ -50,9 +50,7 @@ async def test_a_delayed_message_whose_time_is_over_is_delivered_at_once(
             invisible_duration=Duration(seconds=10),
             long_polling_timeout=Duration(),
         )
-        parts = await at.raw("ReceiveMessage", receive.SerializeToString())
-        found = [service.ReceiveMessageResponse.FromString(one).message for one in parts]
-        ids = [one.system_properties.message_id for one in found if one.body]
+        ids = [message.system_properties.message_id for message in await at.receive(receive)]
         assert ids == ["m-1"]
 
 
@@ -77,9 +75,7 @@ async def test_what_a_client_that_left_before_the_reply_popped_is_delivered_as_t
         assert start is not None
         start(left, receive.SerializeToString())  # it popped, and waits for the disk
         left.leave()
-        parts = await at.raw("ReceiveMessage", receive.SerializeToString())
-        replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
-        (got,) = [one.message for one in replies if one.HasField("message")]
+        (got,) = await at.receive(receive)
         assert (got.body, got.system_properties.delivery_attempt) == (b"x", 1)
         assert not left.sent
 
@@ -93,9 +89,7 @@ async def receive_in_order(at: House, *, batch: int, attempt_id: str = "") -> li
         long_polling_timeout=Duration(),
         attempt_id=attempt_id,
     )
-    parts = await at.raw("ReceiveMessage", request.SerializeToString())
-    replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
-    return [one.message for one in replies if one.HasField("message")]
+    return await at.receive(request)
 
 
 async def test_a_fifo_group_receives_each_message_group_in_order_and_the_same_attempt_again(
@@ -104,8 +98,8 @@ async def test_a_fifo_group_receives_each_message_group_in_order_and_the_same_at
     async with house(tmp_path, "a") as at:
         assert (await at.change_topic("CreateTopic", ORDERS))[0] == Code.OK
         group = admin_pb2.Group(name="in-order", type="fifo")
-        made = admin_pb2.CreateGroupRequest(group=group)
-        await at.ask("CreateGroup", made, admin_pb2.GroupReply)
+        request = admin_pb2.CreateGroupRequest(group=group)
+        await at.ask("CreateGroup", request, admin_pb2.GroupReply)
 
         sent = service.SendMessageRequest()
         for name in ("x1", "x2", "y1", "x3"):
@@ -117,15 +111,15 @@ async def test_a_fifo_group_receives_each_message_group_in_order_and_the_same_at
 
         first = await receive_in_order(at, batch=1, attempt_id="once")
         (again,) = await receive_in_order(at, batch=1, attempt_id="once")
-        one = first[0].system_properties
-        assert again.system_properties.receipt_handle == one.receipt_handle
+        system_property = first[0].system_properties
+        assert again.system_properties.receipt_handle == system_property.receipt_handle
         assert (again.body, again.system_properties.delivery_attempt) == (first[0].body, 1)
 
-        key = one.message_group
+        key = system_property.message_group
         others = await receive_in_order(at, batch=32, attempt_id="twice")
         assert key not in {message.system_properties.message_group for message in others}
         entry = service.AckMessageEntry(
-            message_id=one.message_id, receipt_handle=one.receipt_handle
+            message_id=system_property.message_id, receipt_handle=system_property.receipt_handle
         )
         ack = service.AckMessageRequest(
             group=pb.Resource(name="in-order"),
@@ -143,15 +137,15 @@ async def test_a_fifo_group_is_assigned_every_queue_of_every_broker(tmp_path: Pa
     async with house(tmp_path, "a", "b") as at:
         assert (await at.change_topic("CreateTopic", ORDERS))[0] == Code.OK
         group = admin_pb2.Group(name="in-order", type="fifo")
-        made = admin_pb2.CreateGroupRequest(group=group)
-        await at.ask("CreateGroup", made, admin_pb2.GroupReply)
+        group_request = admin_pb2.CreateGroupRequest(group=group)
+        await at.ask("CreateGroup", group_request, admin_pb2.GroupReply)
         request = service.QueryAssignmentRequest(
             topic=pb.Resource(name="orders"), group=pb.Resource(name="in-order")
         )
         reply = await at.ask("QueryAssignment", request, service.QueryAssignmentResponse)
-        queues = [one.message_queue for one in reply.assignments]
-        found = sorted((queue.broker.name, queue.id) for queue in queues)
-        assert found == [(broker, queue) for broker in "ab" for queue in range(4)]
+        queues = [assignment.message_queue for assignment in reply.assignments]
+        names = sorted((queue.broker.name, queue.id) for queue in queues)
+        assert names == [(broker, queue) for broker in "ab" for queue in range(4)]
 
 
 async def send_orders(at: House, *numbers: int) -> None:
@@ -177,15 +171,15 @@ async def pull_on(at: House, broker: str) -> list[str]:
     ids: list[str] = []
     offset = known.offset
     while True:
-        wanted = service.PullMessageRequest(
+        expected = service.PullMessageRequest(
             **place, offset=offset, batch_size=3, long_polling_timeout=Duration()
         )
-        raw = await at.raw("PullMessage", wanted.SerializeToString())
-        got = [service.PullMessageResponse.FromString(one) for one in raw]
-        found = [one.message for one in got if one.HasField("message")]
-        ids += [one.system_properties.message_id for one in found]
+        raw = await at.raw("PullMessage", expected.SerializeToString())
+        got = [service.PullMessageResponse.FromString(data) for data in raw]
+        messages = [response.message for response in got if response.HasField("message")]
+        ids += [message.system_properties.message_id for message in messages]
         offset = got[-1].next_offset
-        if not found:
+        if not messages:
             break
     done = service.UpdateOffsetRequest(**place, offset=offset)
     reply = await at.ask("UpdateOffset", done, service.UpdateOffsetResponse)

@@ -67,8 +67,15 @@ class Masters:
     def port(self, name: str) -> Port:
         return self.ports[name]
 
+    def absent(self) -> Sequence[str]:
+        return ()
+
     def owner(self) -> str:
         return NAMES[0]
+
+    def when_owner_known(self, then: Callable[[], None]) -> Callable[[], None]:
+        then()
+        return lambda: None
 
     def awaited_port(self, name: str) -> Port:
         return self.port(name)
@@ -83,16 +90,18 @@ class Masters:
 @pytest.fixture
 def bench(make_bench: Any) -> Any:
     """Both groups have masters; `masters` turns their ports."""
-    made = make_bench(NAMES)
-    made.masters = Masters(made.clock)
-    for name, broker in made.brokers.items():
+    new_bench = make_bench(NAMES)
+    new_bench.masters = Masters(new_bench.clock)
+    for name, broker in new_bench.brokers.items():
         broker.usable = True
-        made.masters.ports[name].use(broker)
-    made.proxy = Proxy(Settings(), made.masters, made.clock)
-    made.methods = {one.path.rpartition("/")[2]: one for one in made.proxy.methods()}
-    made.topic("orders")
-    made.topic("fifo", "fifo")
-    return made
+        new_bench.masters.ports[name].use(broker)
+    new_bench.proxy = Proxy(Settings(), new_bench.masters, new_bench.clock)
+    new_bench.methods = {
+        method.path.rpartition("/")[2]: method for method in new_bench.proxy.methods()
+    }
+    new_bench.topic("orders")
+    new_bench.topic("fifo", "fifo")
+    return new_bench
 
 
 def send(bench: Any, name: str, *, remaining: int = 3_000, topic: str = "orders") -> Any:
@@ -113,7 +122,7 @@ def code(call: Any) -> int | None:
 
 
 def stored(bench: Any, name: str) -> list[str]:
-    return [one.message_id for put in bench.brokers[name].puts() for one in put.entries]
+    return [entry.message_id for put in bench.brokers[name].puts() for entry in put.entries]
 
 
 def lose_master(bench: Any, name: str) -> None:
@@ -249,16 +258,28 @@ def test_an_administrator_is_told_what_the_others_know_before_he_gives_up(
     lag = admin.LagReply(status=status, lags=[admin.Lag(broker=here, ready=3)], brokers=[here])
     bench.brokers[here].tells[Kind.LAG] = lambda _: lag.SerializeToString()
     call = bench.start("Lag", admin.LagRequest(), remaining=10_000)
-    bench.masters.run(3_500)
-    told: Any = admin.LagReply.FromString(call.sent[0])
-    assert [one.ready for one in told.lags] == [3]
-    assert f"broker {lost}: broker group {lost} has no master" in told.incomplete
+    bench.masters.run(1_100)
+    answer: Any = admin.LagReply.FromString(call.sent[0])
+    assert [lag.ready for lag in answer.lags] == [3]
+    assert answer.incomplete.startswith(f"broker group {lost} has no master")
+
+
+def test_a_change_waits_two_and_a_half_seconds_for_the_next_master_of_the_owner(bench: Any) -> None:
+    lose_master(bench, "broker-a")
+    request = admin.CreateTopicRequest(topic=admin.Topic(name="new"))
+    call = bench.start("CreateTopic", request, remaining=10_000)
+    bench.masters.run(2_400)
+    assert call.sent == []
+    bench.masters.run(200)
+    answer = admin.TopicReply.FromString(call.sent[0])
+    assert answer.status.code == Code.HA_NOT_AVAILABLE
+    assert "broker-a" in answer.status.message
 
 
 def test_a_broker_group_that_does_not_answer_leaves_time_to_say_so(bench: Any) -> None:
     status = admin.Status(code=Code.OK)
-    found = admin.LagReply(status=status, lags=[admin.Lag(broker="broker-a", ready=3)])
-    bench.brokers["broker-a"].tells[Kind.LAG] = lambda _: found.SerializeToString()
+    reply = admin.LagReply(status=status, lags=[admin.Lag(broker="broker-a", ready=3)])
+    bench.brokers["broker-a"].tells[Kind.LAG] = lambda _: reply.SerializeToString()
     bench.start("Lag", admin.LagRequest(), remaining=10_000)
     asked = bench.brokers["broker-b"].asked
     # The other half is for what it knows of the pairs that broker-a told of.
@@ -271,5 +292,5 @@ def test_what_is_asked_of_one_broker_group_does_not_wait_for_another(bench: Any)
     done = admin.RedriveReply(status=status, progress=[admin.Redriven(broker="broker-b")])
     bench.brokers["broker-b"].tells[Kind.REDRIVE] = lambda _: done.SerializeToString()
     call = bench.start("Redrive", admin.RedriveRequest(group="g", broker="broker-b"))
-    told: Any = admin.RedriveReply.FromString(call.sent[0])
-    assert (told.incomplete, len(told.progress)) == ("", 1)
+    answer: Any = admin.RedriveReply.FromString(call.sent[0])
+    assert (answer.incomplete, len(answer.progress)) == ("", 1)

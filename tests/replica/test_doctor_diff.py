@@ -11,7 +11,7 @@ from replica.pair import Pair
 from popmq.broker.core.broker import Broker
 from popmq.broker.persistence.snapshot import Snapshot, read_snapshot, snapshot_names
 from popmq.cli.__main__ import main
-from popmq.cli.doctor_diff import TABLES, first_difference
+from popmq.cli.local.doctor_diff import TABLES, first_difference
 from popmq.common.disk import RealDisk
 from popmq.testing.harness.core_broker import CoreBroker
 
@@ -45,9 +45,9 @@ def snapshots(pair: Pair) -> tuple[Snapshot, Snapshot]:
 
 def newest(data: Path) -> Snapshot:
     folder = f"{data}/snapshot"
-    found = read_snapshot(RealDisk(), f"{folder}/{snapshot_names(RealDisk(), folder)[-1]}")
-    assert found is not None
-    return found
+    snapshot = read_snapshot(RealDisk(), f"{folder}/{snapshot_names(RealDisk(), folder)[-1]}")
+    assert snapshot is not None
+    return snapshot
 
 
 def a_check_point(broker: Broker) -> str:
@@ -60,9 +60,9 @@ def a_check_point(broker: Broker) -> str:
 def test_tables_of_the_same_records_are_equal(
     act: Callable[[CoreBroker], None], tmp_path: Path
 ) -> None:
-    one, other = snapshots(made(tmp_path, act))
-    assert one.state_hash == other.state_hash
-    assert first_difference(one, other) is None
+    item, other = snapshots(made(tmp_path, act))
+    assert item.state_hash == other.state_hash
+    assert first_difference(item, other) is None
 
 
 def test_a_check_point_that_differs_is_named_with_its_field(
@@ -70,19 +70,19 @@ def test_a_check_point_that_differs_is_named_with_its_field(
 ) -> None:
     pair = made(tmp_path, acts.buffered_check_points)
     row = a_check_point(pair.slave.broker)
-    one, other = snapshots(pair)
-    assert one.state_hash != other.state_hash
-    found = first_difference(one, other)
-    assert found is not None
-    assert (found.table, found.row, found.rows) == ("check points", row, 1)
-    assert found.a is not None
-    assert found.b is not None
-    assert list(found.a) == list(found.b) == ["popped_at_ms"]
+    snapshot, other = snapshots(pair)
+    assert snapshot.state_hash != other.state_hash
+    difference = first_difference(snapshot, other)
+    assert difference is not None
+    assert (difference.table, difference.row, difference.rows) == ("check points", row, 1)
+    assert difference.a is not None
+    assert difference.b is not None
+    assert list(difference.a) == list(difference.b) == ["popped_at_ms"]
     data = [str(tmp_path / name) for name in ("master", "slave")]
     assert main(["doctor", "diff", *data]) == 1
-    told = capsys.readouterr().out
-    assert row in told
-    assert "popped_at_ms" in told
+    output = capsys.readouterr().out
+    assert row in output
+    assert "popped_at_ms" in output
     assert main(["doctor", "diff", "--json", f"{data[0]}/snapshot", data[1]]) == 1
     assert json.loads(capsys.readouterr().out)["row"] == row
     assert main(["doctor", "diff", data[0], data[0]]) == 0
@@ -90,12 +90,12 @@ def test_a_check_point_that_differs_is_named_with_its_field(
 
 def test_a_row_that_only_one_has_is_named(tmp_path: Path) -> None:
     pair = made(tmp_path, acts.acks)
-    pair.slave.broker.redriven._add(77, 5)
-    found = first_difference(*snapshots(pair))
-    assert found is not None
-    assert found.table == "redriven dead letters"
-    assert (found.row, found.a) == ("dead-letter topic 77, from offset 5", None)
-    assert found.b == {"end": 6}
+    pair.slave.broker.deliveries.redriven._add(77, 5)
+    difference = first_difference(*snapshots(pair))
+    assert difference is not None
+    assert difference.table == "redriven dead letters"
+    assert (difference.row, difference.a) == ("dead-letter topic 77, from offset 5", None)
+    assert difference.b == {"end": 6}
 
 
 def test_what_is_no_snapshot_is_refused_by_name(

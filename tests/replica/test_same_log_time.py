@@ -70,6 +70,9 @@ def buffered_check_points(core: CoreBroker) -> None:
         held = core.receive("orders", "g", limit=4, invisible_ms=HOUR)
         core.ack("orders", "g", held[0].handle)
         core.advance(PopSettings().check_point_stay_ms + 1_000)
+        fill(core)
+        held = core.receive("orders", "g", limit=64)
+        core.ack("orders", "g", *(delivery.handle for delivery in held))
     assert core.broker.buffer.written > 0
 
 
@@ -78,7 +81,7 @@ def acks(core: CoreBroker) -> None:
     core.group("g")
     fill(core)
     held = core.receive("orders", "g", invisible_ms=HOUR)
-    core.ack("orders", "g", *(one.handle for one in held[:4]))
+    core.ack("orders", "g", *(delivery.handle for delivery in held[:4]))
     fill(core)
     held += core.receive("orders", "g", invisible_ms=1_000)
     core.advance(2_000)
@@ -90,7 +93,7 @@ def changes(core: CoreBroker) -> None:
     core.group("g", check_points=CheckPoints.BUFFERED)
     fill(core)
     held = core.receive("orders", "g", invisible_ms=HOUR)
-    handles = [core.change("orders", "g", one.handle, 60_000) for one in held[:4]]
+    handles = [core.change("orders", "g", delivery.handle, 60_000) for delivery in held[:4]]
     core.ack("orders", "g", handles[0])
     core.change("orders", "g", handles[1], 1_000)
     core.advance(5_000)
@@ -107,18 +110,18 @@ def parked_keys(core: CoreBroker) -> None:
     for number in range(4):
         core.send("orders", b"b%d" % number, message_group="b")
         held = core.receive("orders", "g", invisible_ms=HOUR)
-        core.ack("orders", "g", *(one.handle for one in held))
+        core.ack("orders", "g", *(delivery.handle for delivery in held))
         core.advance(2_000)
-    assert core.broker.parking.parked > 0
+    assert core.broker.fifo.parking.parked > 0
 
 
 def parked_keys_that_operators_end(core: CoreBroker) -> None:
     parked_keys(core)
     registry = core.broker.registry
     owners = registry.group("g"), registry.topic("orders")
-    core.broker.parking.apply_action(*owners, "a", UnparkAction.DEAD_LETTER)
+    core.broker.fifo.parking.apply_action(*owners, "a", UnparkAction.DEAD_LETTER)
     core.run_steps()
-    assert core.broker.parking.dead_lettered > 0
+    assert core.broker.fifo.parking.dead_lettered > 0
 
 
 def dead_letters(core: CoreBroker) -> None:
@@ -128,7 +131,7 @@ def dead_letters(core: CoreBroker) -> None:
     held = core.receive("orders", "g", limit=5, invisible_ms=1_000)
     core.reject("orders", "g", held[0].handle)
     core.advance(2_000)
-    assert core.broker.revive.dead_lettered == 5
+    assert core.broker.pop.revive.dead_lettered == 5
 
 
 def retries(core: CoreBroker) -> None:
@@ -138,7 +141,7 @@ def retries(core: CoreBroker) -> None:
     core.receive("orders", "g", limit=5, invisible_ms=1_000)
     core.advance(2_000)
     core.receive("orders", "g", invisible_ms=HOUR)
-    assert core.broker.revive.retried == 5
+    assert core.broker.pop.revive.retried == 5
 
 
 def redrive(core: CoreBroker) -> None:
@@ -235,6 +238,8 @@ def test_a_master_applies_what_it_writes_with_the_log_time_of_the_record(
     master, slave = pair.master.broker, pair.slave.broker
     assert dict(hashes(master)) == dict(hashes(slave))
     assert master.table.outcomes.order() == slave.table.outcomes.order()
+    in_memory = master.table.acked_in_memory, slave.table.acked_in_memory
+    assert in_memory[0].order() == in_memory[1].order()
     ended = master.transactions.table.endings(), slave.transactions.table.endings()
     assert list(ended[0]) == list(ended[1])
     assert list(master.receipts.items()) == list(slave.receipts.items())

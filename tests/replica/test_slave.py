@@ -7,6 +7,7 @@ import pytest
 from replica.pair import OF_TWO, SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, send_all
 
+from popmq.broker.deliveries.ended_check_points import OUTCOME_MS
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.broker.persistence.epoch_start import EpochStart
@@ -16,17 +17,17 @@ from popmq.common.errors import Code, TooManyRequests
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import ClientsReport, Kind
 from popmq.common.record.message import HEADER_SIZE, RecordKind
-from popmq.common.topics import GroupType, MessageType
+from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.core_broker import bodies, pop
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
-    made = Pair(tmp_path)
-    made.master.topic("orders", queues=2)
-    made.master.group("g")
-    return made
+    new_pair = Pair(tmp_path)
+    new_pair.master.topic("orders", queues=2)
+    new_pair.master.group("g")
+    return new_pair
 
 
 def test_a_slave_has_nothing_in_its_tables_that_is_not_confirmed(pair: Pair) -> None:
@@ -42,6 +43,35 @@ def test_a_slave_has_nothing_in_its_tables_that_is_not_confirmed(pair: Pair) -> 
     assert sum(slave.queue(topic.id, queue).count for queue in (0, 1)) == len(sent)
 
 
+def test_an_ack_of_a_buffered_group_is_ok_again_at_the_promoted_slave(pair: Pair) -> None:
+    """The proxy repeats it when the master's answer was lost."""
+    pair.master.group("b", check_points=CheckPoints.BUFFERED)
+    fill(pair.master, 10)
+    held = pair.master.receive("orders", "b", limit=10, invisible_ms=60_000)
+    handles = [delivery.handle for delivery in held]
+    assert {result.code for result in pair.master.ack("orders", "b", *handles)} == {Code.OK}
+    assert pair.master.broker.buffer.written == 0
+    promoted = pair.fail_over()
+    assert {result.code for result in promoted.ack("orders", "b", *handles)} == {Code.OK}
+    assert promoted.receive("orders", "b") == []
+
+
+def test_a_slave_forgets_ended_check_points_after_ten_minutes(pair: Pair) -> None:
+    pair.master.group("b", check_points=CheckPoints.BUFFERED)
+    fill(pair.master, 10)
+    for group in ("g", "b"):
+        held = pair.master.receive("orders", group, limit=10)
+        pair.master.ack("orders", group, *(delivery.handle for delivery in held))
+    pair.follow()
+    table = pair.slave.broker.table
+    assert table.outcomes.order()
+    assert table.acked_in_memory.order()
+    pair.master.advance(OUTCOME_MS + SECOND)
+    fill(pair.master, 1)
+    pair.follow()
+    assert table.outcomes.order() == table.acked_in_memory.order() == []
+
+
 def test_clients_go_on_with_the_promoted_slave(pair: Pair) -> None:
     sent = fill(pair.master, 10)
     first = pair.master.receive("orders", "g", limit=4, invisible_ms=60_000)
@@ -53,10 +83,12 @@ def test_clients_go_on_with_the_promoted_slave(pair: Pair) -> None:
     assert result.code == Code.OK
     assert promoted.change("orders", "g", first[2].handle, 30_000)
     rest = promoted.receive("orders", "g")
-    assert bodies(rest) == sorted(set(sent) - {one.head for one in first})
-    promoted.ack("orders", "g", *(one.handle for one in rest))
+    assert bodies(rest) == sorted(set(sent) - {delivery.head for delivery in first})
+    promoted.ack("orders", "g", *(delivery.handle for delivery in rest))
     promoted.advance(61_000)
-    assert bodies(promoted.receive("orders", "g")) == sorted(one.head for one in first[2:])
+    assert bodies(promoted.receive("orders", "g")) == sorted(
+        delivery.head for delivery in first[2:]
+    )
     assert promoted.send("orders", b"new").code == Code.OK
 
 
@@ -110,7 +142,7 @@ def test_a_delivery_that_was_answered_for_sure_is_renewed_by_the_next_master(
     for _ in range(60):
         pair.slave.advance(5_000)
         pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(alive=["a-client"])))
-    heads = [one.head for one in pair.slave.receive("orders", "g")]
+    heads = [delivery.head for delivery in pair.slave.receive("orders", "g")]
     assert (b"long work" in heads) == (known == "nothing")
 
 
@@ -129,7 +161,7 @@ def test_what_another_master_told_of_its_life_says_nothing_of_the_last_one(
     for _ in range(60):
         pair.slave.advance(5_000)
         pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(alive=["a-client"])))
-    assert [one.head for one in pair.slave.receive("orders", "g")] == [b"lost"]
+    assert [delivery.head for delivery in pair.slave.receive("orders", "g")] == [b"lost"]
 
 
 def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair: Pair) -> None:
@@ -191,7 +223,7 @@ def test_a_slave_counts_the_timers_that_wait_as_its_master_does(pair: Pair) -> N
     pair.master.advance(5 * SECOND)
     recall(pair.master, "recalled", topic="later")
     pair.follow()
-    ours, theirs = (one.broker.timers.state for one in (pair.master, pair.slave))
+    ours, theirs = (master.broker.timers.state for master in (pair.master, pair.slave))
     assert sorted(ours.pending.values()) == [1, 2]
     assert theirs.pending == ours.pending
     pair.clock.advance(MINUTE)
@@ -246,24 +278,24 @@ def test_the_wheel_of_a_slave_turns_with_its_masters(pair: Pair) -> None:
 
 
 def test_hashes_of_snapshots_are_compared_and_a_difference_is_told(pair: Pair) -> None:
-    told: list[Compared] = []
+    comparisons: list[Compared] = []
     assert pair.slave.broker.store.slave is not None
     hashes = pair.slave.broker.store.slave.hashes
-    hashes.on_compared = told.append
+    hashes.on_compared = comparisons.append
     for _ in range(4):
         fill(pair.master, 100, size=400)
         pair.master.advance(2 * SECOND)
         pair.follow()
     assert hashes.compared >= 3
     assert hashes.diverged == 0
-    assert [one.equal for one in told] == [True] * hashes.compared
+    assert [comparison.equal for comparison in comparisons] == [True] * hashes.compared
     # One record that the slave's tables take otherwise than the master's did.
-    pair.slave.broker.redriven._add(77, 5)
+    pair.slave.broker.deliveries.redriven._add(77, 5)
     fill(pair.master, 100, size=400)
     pair.master.advance(2 * SECOND)
     pair.follow()
     assert hashes.diverged == 1
-    (differing,) = [one for one in told if not one.equal]
+    (differing,) = [comparison for comparison in comparisons if not comparison.equal]
     assert differing.position == pair.slave.broker.store.snapshots.position
     assert differing.epoch == pair.master.broker.store.epoch
 
@@ -307,7 +339,7 @@ def test_a_slave_deletes_what_its_master_deleted_and_nothing_else(tmp_path: Path
     masters, slaves = log_starts(pair)
     assert masters - (2 << 20) <= slaves <= masters
     promoted = pair.fail_over()
-    assert [one.code for one in promoted.ack("orders", "g", held.handle)] == [Code.OK]
+    assert [result.code for result in promoted.ack("orders", "g", held.handle)] == [Code.OK]
     promoted.advance(10 * HOUR)
     assert received(promoted, "later") == [b"far"]
 
@@ -374,10 +406,10 @@ def test_a_slave_goes_on_after_a_clean_stop_and_after_a_crash(pair: Pair) -> Non
     assert store.confirmed <= store.end
     pair.follow()
     promoted = pair.fail_over()
-    found: list[bytes] = []
+    results: list[bytes] = []
     while batch := promoted.receive("orders", "g"):
-        found += [one.head for one in batch]
-    assert sorted(found) == sorted(sent)
+        results += [delivery.head for delivery in batch]
+    assert sorted(results) == sorted(sent)
 
 
 def test_a_torn_tail_of_a_slave_is_no_damage_whatever_its_master_had_confirmed(
@@ -414,11 +446,12 @@ def test_fifo_order_goes_on_after_a_failover(pair: Pair) -> None:
     promoted.advance(6 * SECOND)
     heads: list[bytes] = []
     while batch := promoted.receive("lines", "f"):
-        heads += [one.head for one in batch]
-        promoted.ack("lines", "f", *(one.handle for one in batch))
+        heads += [delivery.head for delivery in batch]
+        promoted.ack("lines", "f", *(delivery.handle for delivery in batch))
     assert heads == [b"1", b"2", b"3", b"4", b"5"]
 
 
+@pytest.mark.more
 def test_records_that_are_cold_are_waited_for_and_applied_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,32 +16,32 @@ from popmq.testing.disk.lying_disk import LyingDisk
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
-    made = Pair(tmp_path)
-    made.master.topic("orders", queues=2)
-    made.master.group("g")
-    return made
+    new_pair = Pair(tmp_path)
+    new_pair.master.topic("orders", queues=2)
+    new_pair.master.group("g")
+    return new_pair
 
 
 def copied(
     pair: Pair,
     change: Callable[[bytes], bytes] = lambda data: data,
-    made: Slave | None = None,
+    slave: Slave | None = None,
 ) -> tuple[Slave, str]:
     """A new, empty slave, with the master's newest snapshot given to it in pieces."""
-    made = made or pair.core(Slave, "new")
+    slave = slave or pair.core(Slave, "new")
     master = pair.master.broker.store
     path = pair.folder / "master" / "snapshot" / f"{master.snapshots.position:020d}"
     data = change(path.read_bytes())
-    install = made.broker.following.begin_install(master.start)
+    install = slave.broker.following.begin_install(master.start)
     for at in range(0, len(data), 1_000):
         install.append_chunk(data[at : at + 1_000])
-    said: list[str] = []
-    install.finish(said.append)
-    made.run_until_idle()
-    while not said:
-        assert made.broker.step()
-        made.run_until_idle()
-    return made, said[0]
+    results: list[str] = []
+    install.finish(results.append)
+    slave.run_until_idle()
+    while not results:
+        assert slave.broker.step()
+        slave.run_until_idle()
+    return slave, results[0]
 
 
 def long_lived(tmp_path: Path) -> tuple[Pair, bytes]:
@@ -67,27 +67,27 @@ def test_an_empty_slave_begins_with_a_snapshot_and_copies_the_log_from_its_start
     tmp_path: Path,
 ) -> None:
     pair, handle = long_lived(tmp_path)
-    made, said = copied(pair)
-    assert said == ""
-    store, master = made.broker.store, pair.master.broker.store
+    slave, text = copied(pair)
+    assert text == ""
+    store, master = slave.broker.store, pair.master.broker.store
     assert store.slave is not None
     assert store.start == store.end == master.start
     assert store.slave.apply.rebuilding
     fill(pair.master, 5)
-    made.follow(pair.master)
+    slave.follow(pair.master)
     assert not store.slave.apply.rebuilding
-    assert made.broker.store.snapshots.position > 0
+    assert slave.broker.store.snapshots.position > 0
     for topic in pair.master.broker.registry.topics():
         for queue in range(topic.queues):
             ours, theirs = store.queue(topic.id, queue), master.queue(topic.id, queue)
             assert (ours.count, ours.min_offset) == (theirs.count, theirs.min_offset)
     # What it is now survives a crash.
-    made.broker.release_files()
-    made.start()
-    made.follow(pair.master)
-    pair.slave = made
+    slave.broker.release_files()
+    slave.start()
+    slave.follow(pair.master)
+    pair.slave = slave
     promoted = pair.fail_over()
-    assert [one.code for one in promoted.ack("orders", "g", handle)] == [Code.OK]
+    assert [result.code for result in promoted.ack("orders", "g", handle)] == [Code.OK]
     promoted.advance(41 * HOUR)
     assert received(promoted, "later") == [b"far"]
 
@@ -99,22 +99,22 @@ def test_after_a_checkpoint_a_slave_whose_log_began_later_is_not_taken_for_damag
     disk = LyingDisk()
     fresh = pair.core(Slave, "late", disk)
     fresh.advance(11 * SECOND)
-    made, _ = copied(pair, made=fresh)
-    made.follow(pair.master)
-    made.advance(11 * SECOND)
-    found = read_checkpoint(disk, f"{tmp_path}/late/checkpoint")
-    assert found is not None
-    assert found.log_start == pair.master.broker.store.start
-    made.broker.release_files()
+    slave, _ = copied(pair, slave=fresh)
+    slave.follow(pair.master)
+    slave.advance(11 * SECOND)
+    checkpoint = read_checkpoint(disk, f"{tmp_path}/late/checkpoint")
+    assert checkpoint is not None
+    assert checkpoint.log_start == pair.master.broker.store.start
+    slave.broker.release_files()
     disk.restore_power()
-    made.start()
-    assert made.broker.store.start == found.log_start
+    slave.start()
+    assert slave.broker.store.start == checkpoint.log_start
 
 
 def test_a_snapshot_that_is_damaged_is_not_installed(tmp_path: Path) -> None:
     pair, _ = long_lived(tmp_path)
-    _, said = copied(pair, lambda data: data[:-30] + bytes(30))
-    assert "not whole" in said
+    _, text = copied(pair, lambda data: data[:-30] + bytes(30))
+    assert "not whole" in text
 
 
 def test_a_store_that_is_wiped_has_nothing_left_but_who_it_is(pair: Pair, tmp_path: Path) -> None:

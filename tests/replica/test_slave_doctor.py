@@ -8,7 +8,7 @@ from replica.pair import OF_TWO, Pair
 from timer.timer_client import SECOND
 
 from popmq.broker.doctor.finding import RequiredAction
-from popmq.cli.doctor import examine
+from popmq.cli.local.doctor import examine
 from popmq.common.settings.settings import StoreSettings
 
 SMALL_SEGMENTS = replace(
@@ -52,10 +52,10 @@ def test_the_torn_tail_of_a_slave_is_no_loss(tmp_path: Path) -> None:
     data[before : before + 60_000] = bytes(60_000)
     path.write_bytes(data)
     findings = examine(str(tmp_path / "slave")).findings
-    torn = [one for one in findings if one.what == "torn tail of a slave"]
+    torn = [finding for finding in findings if finding.what == "torn tail of a slave"]
     assert len(torn) == 1
     assert "its master has them" in torn[0].consequence
-    assert all(one.need is RequiredAction.NOTHING for one in findings), findings
+    assert all(finding.need is RequiredAction.NOTHING for finding in findings), findings
 
 
 def test_a_copy_that_was_not_finished_is_told(tmp_path: Path) -> None:
@@ -63,4 +63,6 @@ def test_a_copy_that_was_not_finished_is_told(tmp_path: Path) -> None:
     pair.slave.broker.release_files()
     (tmp_path / "slave" / "snapshot" / "copied.new").write_bytes(b"a part")
     findings = examine(str(tmp_path / "slave")).findings
-    assert [one.what for one in findings if one.path == "snapshot/copied.new"] == ["leftover"]
+    assert [finding.what for finding in findings if finding.path == "snapshot/copied.new"] == [
+        "leftover"
+    ]

@@ -23,10 +23,10 @@ from popmq.common.topics import MessageType
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
     settings = replace(OF_TWO, transaction=TransactionSettings(max_checks=2))
-    made = Pair(tmp_path, settings)
-    made.master.topic("orders", queues=2, type=MessageType.TRANSACTION)
-    made.master.group("g")
-    return made
+    new_pair = Pair(tmp_path, settings)
+    new_pair.master.topic("orders", queues=2, type=MessageType.TRANSACTION)
+    new_pair.master.group("g")
+    return new_pair
 
 
 def pending(slave: Slave) -> int:

@@ -1,18 +1,11 @@
-"""Makes the rig beside the tests importable."""
+"""A broker whose reports are read."""
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from report.reports_rig import CoreReports
 
-_TESTS = str(Path(__file__).parent.parent)
-if _TESTS not in sys.path:
-    sys.path.insert(0, _TESTS)
-
-from report.reports_rig import CoreReports  # noqa: E402 - importable only now
-
-from popmq.testing.harness.core_broker import CoreBroker  # noqa: E402
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @pytest.fixture

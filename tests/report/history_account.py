@@ -101,23 +101,23 @@ class Account:
 
     # -- what happened
 
-    def dead_letter(self, group: str, topic: Topic, pair: Pair, one: Held) -> None:
-        pair.end(one, "dead_lettered")
-        self.enter_letter(group, topic, (one.queue, one.offset), one.attempt)
-        self.over(pair, topic, one)
+    def dead_letter(self, group: str, topic: Topic, pair: Pair, delivery: Held) -> None:
+        pair.end(delivery, "dead_lettered")
+        self.enter_letter(group, topic, (delivery.queue, delivery.offset), delivery.attempt)
+        self.over(pair, topic, delivery)
 
     def enter_letter(self, group: str, topic: Topic, place: tuple[int, int], attempt: int) -> None:
         self.letters[group].append(Letter(topic, place))
         message = (id(topic), *place)
         self.dead[group][message] = max(attempt, self.dead[group].get(message, 0))
 
-    def over(self, pair: Pair, topic: Topic, one: Held) -> None:
+    def over(self, pair: Pair, topic: Topic, item: Held) -> None:
         if not topic.fifo:
             return
-        if one.side:
-            self.parked_over(pair, one.offset)
+        if item.side:
+            self.parked_over(pair, item.offset)
         else:
-            pair.over.add(one.offset)
+            pair.over.add(item.offset)
 
     def parked_over(self, pair: Pair, offset: int) -> None:
         pair.parked = {at: own for at, own in pair.parked.items() if own != offset}
@@ -132,9 +132,9 @@ class Account:
     def reset_in_order(self, pair: Pair, at: int) -> None:
         """Parked messages that came from there or behind are read again where they came from."""
         pair.over = set(range(at))
-        for one in list(pair.held):
-            if one.side and one.offset >= at:
-                pair.end(one, "reset")
+        for item in list(pair.held):
+            if item.side and item.offset >= at:
+                pair.end(item, "reset")
                 self.counts["taken back"] += 1
         for offset in [own for own in pair.parked.values() if own >= at]:
             self.parked_over(pair, offset)
@@ -164,13 +164,19 @@ class Account:
     def oldest(self, group: str, topic: Topic) -> tuple[int, int] | None:
         """Between which wall times the oldest ready message was stored."""
         pair = topic.pairs[group]
-        found = [(one.from_ms, one.to_ms) for one in pair.retries[pair.taken : pair.taken + 1]]
+        results = [
+            (retry.from_ms, retry.to_ms) for retry in pair.retries[pair.taken : pair.taken + 1]
+        ]
         for queue, times in topic.queues.items():
             at = pair.cursors.get(queue, 0)
             if topic.fifo:
                 at = min(set(range(len(times))) - pair.over, default=len(times))
-            found += [(ms, ms) for ms in times[at : at + 1]]
-        return (min(one[0] for one in found), min(one[1] for one in found)) if found else None
+            results += [(ms, ms) for ms in times[at : at + 1]]
+        return (
+            (min(result[0] for result in results), min(result[1] for result in results))
+            if results
+            else None
+        )
 
     def revive_rows(self) -> dict[tuple[str, str], dict[str, int]]:
         """Of pairs to which something was delivered, or of which something became a dead letter."""
@@ -188,13 +194,13 @@ class Account:
 
     def attempts_rows(self) -> Counter[tuple[str, int]]:
         """Of groups without order: how many messages had how many attempts, if not one."""
-        found: Counter[tuple[str, int]] = Counter()
+        counters: Counter[tuple[str, int]] = Counter()
         for group, kind in self.groups.items():
             if kind is GroupType.NORMAL:
                 retried, dead = self.retried.get(group, {}), self.dead.get(group, {})
                 for message in retried.keys() | dead.keys():
-                    found[group, max(retried.get(message, 0), dead.get(message, 0))] += 1
-        return found
+                    counters[group, max(retried.get(message, 0), dead.get(message, 0))] += 1
+        return counters
 
     def consumer_rows(
         self, names: dict[int, str], log_ms: int
@@ -214,10 +220,10 @@ class Account:
                 row = rows.setdefault(key, {"delivered": 0, "acked": 0, "in_flight": 0})
                 row["delivered"] += counts["delivered"] - counts["undone"]
                 row["acked"] += counts["acked"]
-                mine = [one for one in pair.held if one.client == client]
+                mine = [entry for entry in pair.held if entry.client == client]
                 row["in_flight"] += len(mine)
-                for one in mine:
-                    age = (log_ms - one.popped_ms) / 1_000
+                for item in mine:
+                    age = (log_ms - item.popped_ms) / 1_000
                     held_s[key] = max(age, held_s.get(key, 0))
                 if client in pair.last_ack_ms:
                     age = (log_ms - pair.last_ack_ms[client]) / 1_000

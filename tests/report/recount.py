@@ -141,8 +141,8 @@ class Recount:
         self._move()
         for ends in self.places.values():
             ends.in_flight = 0
-        for one in self._open.values():
-            self.places[one.place].in_flight += one.members.bit_count()
+        for item in self._open.values():
+            self.places[item.place].in_flight += item.members.bit_count()
         return dict(self.places)
 
     def _reset(self, place: Place, offset: int, position: int) -> None:
@@ -151,35 +151,35 @@ class Recount:
             for came, went, at in self._parked
             if came[:2] == place[1:] and came[2] >= offset and at < position
         }
-        for key, one in list(self._open.items()):
-            if one.position > position:
+        for key, item in list(self._open.items()):
+            if item.position > position:
                 continue
-            members = one.members if one.place == place else 0
-            for member in range(one.members.bit_length()):
-                if (*one.place, one.start + member) in back:
-                    members |= 1 << member & one.members
+            members = item.members if item.place == place else 0
+            for member in range(item.members.bit_length()):
+                if (*item.place, item.start + member) in back:
+                    members |= 1 << member & item.members
             if members:
-                self.places[one.place].reset += members.bit_count()
+                self.places[item.place].reset += members.bit_count()
                 self._end(key, members)
 
     def _move(self) -> None:
         for key, offset in self._moved:
-            found = self._open.get(key)
-            if found is not None:
-                self._end(key, 1 << (offset - found.start))
+            result = self._open.get(key)
+            if result is not None:
+                self._end(key, 1 << (offset - result.start))
         self._moved.clear()
 
     def _end(self, key: Key, members: int) -> tuple[Place, int] | None:
         """Close members; whose they were and how many were open, None if nobody knows."""
-        found = self._open.get(key)
-        if found is None:
+        result = self._open.get(key)
+        if result is None:
             self.unknown_ends += 1
             return None
-        ended = found.members & members
-        found.members &= ~members
-        if not found.members:
+        ended = result.members & members
+        result.members &= ~members
+        if not result.members:
             del self._open[key]
-        return found.place, ended.bit_count()
+        return result.place, ended.bit_count()
 
 
 def rows_of(layout: RecordLayout, data: bytes) -> Iterator[Row]:
@@ -192,7 +192,9 @@ def rows_of(layout: RecordLayout, data: bytes) -> Iterator[Row]:
         row: Row = {}
         for unpacker, columns in passes:
             piece = data[at:end][: unpacker.size].ljust(unpacker.size, b"\0")
-            row.update(zip((one.name for one in columns), unpacker.unpack(piece), strict=True))
+            row.update(
+                zip((column.name for column in columns), unpacker.unpack(piece), strict=True)
+            )
         yield row
         at = end
 
@@ -200,7 +202,7 @@ def rows_of(layout: RecordLayout, data: bytes) -> Iterator[Row]:
 def _apart(columns: Sequence[Column]) -> list[list[Column]]:
     """Columns that lie over each other (two readings of the same bytes) in lists of their own."""
     lists: list[list[Column]] = []
-    for column in sorted(columns, key=lambda one: one.offset):
+    for column in sorted(columns, key=lambda item: item.offset):
         for some in lists:
             if some[-1].offset + WIDTHS[some[-1].type] <= column.offset:
                 some.append(column)

@@ -90,7 +90,7 @@ class Life(Account):
         for _ in range(35):
             self.advance(20_000)  # everything that is held comes back
         if how.startswith("dark"):  # a broker that remembers no times, as earlier ones did
-            self.core.broker.head_times.kept_limit = 1
+            self.core.broker.diagnostics.head_times.kept_limit = 1
         known = self.rng.random() < 0.5
         if known:
             self.advance(60_000)
@@ -112,7 +112,9 @@ class Life(Account):
     def _some(self) -> tuple[str, Topic]:
         topic = self.rng.choice(list(self.topics.values()))
         kind = GroupType.FIFO if topic.fifo else GroupType.NORMAL
-        return self.rng.choice([name for name, one in self.groups.items() if one is kind]), topic
+        return self.rng.choice(
+            [name for name, group_type in self.groups.items() if group_type is kind]
+        ), topic
 
     # -- clients
 
@@ -138,10 +140,10 @@ class Life(Account):
         client, limit = self.rng.choice(CLIENTS), self.rng.randrange(1, 6)
         self._take(group, topic, pair, client, limit, self.rng.choice((2_000, 20_000, 600_000)))
 
-    def _held(self, topic: Topic, pair: Pair, one: Delivery) -> Held:
+    def _held(self, topic: Topic, pair: Pair, delivery: Delivery) -> Held:
         """Where the message comes from, by the receipt handle."""
         registry = self.core.broker.registry
-        receipt = ReceiptReader().decode(one.handle, registry.receipt_key)
+        receipt = ReceiptReader().decode(delivery.handle, registry.signing_keys)
         side = receipt.topic_id != registry.topic(topic.name).id
         queue, offset = receipt.queue_id, receipt.queue_offset
         if not side and not topic.fifo:
@@ -151,9 +153,9 @@ class Life(Account):
             offset = pair.parked[offset]
         elif side:
             assert offset == pair.taken, "retries are read in order"
-            queue, offset = topic.places[one.head]
+            queue, offset = topic.places[delivery.head]
             pair.taken += 1
-        return Held(one.handle, offset, queue, side, one.attempt, "", 0, 0)
+        return Held(delivery.handle, offset, queue, side, delivery.attempt, "", 0, 0)
 
     def _undo(self) -> None:
         """A receive whose reply nobody takes. Of a queue with its head known, and no retries."""
@@ -179,31 +181,31 @@ class Life(Account):
 
     def _ack(self) -> None:
         for group, topic, pair in self.readers():
-            some = [one for one in pair.held if self.rng.random() < 0.4]
+            some = [entry for entry in pair.held if self.rng.random() < 0.4]
             if not some:
                 continue
-            results = self.core.ack(topic.name, group, *(one.handle for one in some))
-            assert {one.code for one in results} == {Code.OK}, results
-            for one in some:
-                pair.end(one, "acked")
-                pair.last_ack_ms[one.client] = self.log_ms()
-                self.over(pair, topic, one)
+            results = self.core.ack(topic.name, group, *(delivery.handle for delivery in some))
+            assert {result.code for result in results} == {Code.OK}, results
+            for item in some:
+                pair.end(item, "acked")
+                pair.last_ack_ms[item.client] = self.log_ms()
+                self.over(pair, topic, item)
 
     def _change(self) -> None:
         for group, topic, pair in self.readers():
             if pair.held and self.rng.random() < 0.5:
-                one = self.rng.choice(pair.held)
+                choice = self.rng.choice(pair.held)
                 invisible_ms = self.rng.choice((1_000, 30_000))
-                one.handle = self.core.change(topic.name, group, one.handle, invisible_ms)
-                one.due_ms = self.log_ms() + invisible_ms
+                choice.handle = self.core.change(topic.name, group, choice.handle, invisible_ms)
+                choice.due_ms = self.log_ms() + invisible_ms
                 pair.counts["changed"] += 1
 
     def _reject(self) -> None:
         for group, topic, pair in self.readers():
             if pair.held and self.rng.random() < 0.4:
-                one = self.rng.choice(pair.held)
-                assert self.core.reject(topic.name, group, one.handle).code == Code.OK
-                self.dead_letter(group, topic, pair, one)
+                choice = self.rng.choice(pair.held)
+                assert self.core.reject(topic.name, group, choice.handle).code == Code.OK
+                self.dead_letter(group, topic, pair, choice)
 
     # -- time
 
@@ -218,35 +220,35 @@ class Life(Account):
         from_ms = self.clock.wall_ms()
         self.core.advance(ms)
         while any(
-            self.log_ms() - 40 <= one.due_ms <= self.log_ms() + 1
+            self.log_ms() - 40 <= entry.due_ms <= self.log_ms() + 1
             for _, _, pair in self.readers()
-            for one in pair.held
+            for entry in pair.held
         ):
             self.core.advance(60)
         for group, topic, pair in self.readers():
             self._note_parked(group, topic, pair)
-            due = [one for one in pair.held if one.due_ms < self.log_ms()]
-            for one in sorted(due, key=lambda one: one.due_ms):
-                self._came_back(group, topic, pair, one, from_ms, ms // 10)
+            due = [entry for entry in pair.held if entry.due_ms < self.log_ms()]
+            for item in sorted(due, key=lambda entry: entry.due_ms):
+                self._came_back(group, topic, pair, item, from_ms, ms // 10)
 
     def _came_back(
-        self, group: str, topic: Topic, pair: Pair, one: Held, from_ms: int, part_ms: int
+        self, group: str, topic: Topic, pair: Pair, delivery: Held, from_ms: int, part_ms: int
     ) -> None:
-        place = (one.queue, one.offset)
-        if one.attempt >= 3:
-            self.dead_letter(group, topic, pair, one)
+        place = (delivery.queue, delivery.offset)
+        if delivery.attempt >= 3:
+            self.dead_letter(group, topic, pair, delivery)
         elif topic.fifo:
-            pair.end(one, "returned")
-            if one.side and one.offset in pair.doomed:
-                self.dead_letter_parked(group, topic, pair, one.offset)
+            pair.end(delivery, "returned")
+            if delivery.side and delivery.offset in pair.doomed:
+                self.dead_letter_parked(group, topic, pair, delivery.offset)
         else:
-            pair.end(one, "retried")
-            due_ms = self.clock.wall_ms() - (self.log_ms() - one.due_ms)
+            pair.end(delivery, "retried")
+            due_ms = self.clock.wall_ms() - (self.log_ms() - delivery.due_ms)
             to_ms = min(self.clock.wall_ms(), max(due_ms, from_ms) + part_ms + 100)
             pair.retries.append(Waiting(due_ms, to_ms))
             message = (id(topic), *place)
             known = self.retried[group].get(message, 0)
-            self.retried[group][message] = max(one.attempt + 1, known)
+            self.retried[group][message] = max(delivery.attempt + 1, known)
 
     # -- operators
 
@@ -270,15 +272,15 @@ class Life(Account):
             end = len(topic.queues[queue])
             at = {"oldest": 0, "newest": end, "offset": request.offset}[to]
             pair.cursors[queue] = at
-            for one in list(pair.held):
-                if one.queue == queue and not one.side:
-                    pair.end(one, "reset")
+            for item in list(pair.held):
+                if item.queue == queue and not item.side:
+                    pair.end(item, "reset")
             if topic.fifo:
                 self.reset_in_order(pair, at)
         if to == "newest":
-            for one in list(pair.held):  # pending retries are skipped, too
-                if one.side:
-                    pair.end(one, "reset")
+            for item in list(pair.held):  # pending retries are skipped, too
+                if item.side:
+                    pair.end(item, "reset")
             pair.taken = len(pair.retries)
             pair.parked.clear()
             pair.doomed.clear()
@@ -287,7 +289,11 @@ class Life(Account):
     def _redrive(self) -> None:
         group, _ = self._some()
         letters = self.letters[group]
-        expected = [one for one in letters if not one.redriven and one.topic.alive]
+        expected = [
+            dead_letter
+            for dead_letter in letters
+            if not dead_letter.redriven and dead_letter.topic.alive
+        ]
         request = admin.RedriveRequest(group=group).SerializeToString()
         from_ms = self.clock.wall_ms()
         try:
@@ -295,7 +301,7 @@ class Life(Account):
         except PopmqError:
             assert not letters, "there are dead letters"
             return
-        assert sum(one.redriven for one in reply.progress) == len(expected)
+        assert sum(redrive.redriven for redrive in reply.progress) == len(expected)
         self.counts["redriven"] += len(expected)
         for letter in expected:
             letter.redriven = True
@@ -336,12 +342,12 @@ class Life(Account):
         pair.met = True
         self._note_parked(group, topic, pair)
         now_ms = self.log_ms()
-        found = self.core.receive(
+        deliveries = self.core.receive(
             topic.name, group, limit=limit, invisible_ms=invisible_ms, client_id=client
         )
         self._note_clients()
-        for one in found:
-            held = self._held(topic, pair, one)
+        for delivery in deliveries:
+            held = self._held(topic, pair, delivery)
             held.client, held.popped_ms, held.due_ms = client, now_ms, now_ms + invisible_ms
             pair.held.append(held)
             pair.counts["delivered"] += 1
@@ -359,7 +365,7 @@ class Life(Account):
                 continue
             key = self.rng.choice(keys)
             mine = [origin for origin, _ in key.messages]
-            held = {one.offset for one in pair.held if one.side}
+            held = {item.offset for item in pair.held if item.side}
             action = self.rng.choice(("resume", "resume", "skip", "dead-letter"))
             request = admin.UnparkRequest(
                 group=group, topic=topic.name, key=key.name.decode(), action=action
@@ -384,7 +390,7 @@ class Life(Account):
         topic.alive = False
         self.deleted.append(topic)  # so that its identity is not given again
         for retried in self.retried.values():  # dead letters stay, retries do not
-            for message in [one for one in retried if one[0] == id(topic)]:
+            for message in [entry for entry in retried if entry[0] == id(topic)]:
                 del retried[message]
         self._make_topic(topic.name, fifo=topic.fifo)
         self.counts["topic deleted"] += 1
@@ -431,10 +437,10 @@ class Life(Account):
             if not pair.counts["delivered"] and not pair.was_reset:
                 topic_id, group_id = registry.topic(topic.name).id, registry.group(group).id
                 queues = [table.progress(group_id, topic_id, queue) for queue in topic.queues]
-                pair.met = any(one is not None for one in queues)
+                pair.met = any(queue is not None for queue in queues)
 
     def _note_clients(self) -> None:
-        for number, name in self.core.broker.clients.items():
+        for number, name in self.core.broker.deliveries.clients.items():
             self.client_numbers[name] = number
 
     def _note_all_parked(self) -> None:

@@ -25,8 +25,8 @@ class CoreReports:
     def describe(self, *tables: str, topics: tuple[str, ...] = ()) -> pb.BrokerTables:
         request = pb.DescribeRequest(tables=tables, topics=topics, sample=True, offset_records=True)
         reply = self.core.reply(Kind.DESCRIBE_TABLES, request.SerializeToString())
-        (found,) = pb.DescribeReply.FromString(reply).brokers
-        return found
+        (broker,) = pb.DescribeReply.FromString(reply).brokers
+        return broker
 
     def read_once(self, partition: pb.Partition, first: int, epoch: int = 0) -> pb.ReadRawReply:
         request = pb.ReadRawRequest(
@@ -55,18 +55,18 @@ class CoreReports:
         return b"".join(parts)
 
     def rows(
-        self, found: pb.BrokerTables, table: str, *, layout: str = ""
+        self, tables: pb.BrokerTables, table: str, *, layout: str = ""
     ) -> Iterator[tuple[pb.Partition, Row]]:
-        layouts = {one.name: RecordLayout.from_wire(one) for one in found.layouts}
-        for partition in found.partitions:
+        layouts = {layout.name: RecordLayout.from_wire(layout) for layout in tables.layouts}
+        for partition in tables.partitions:
             if partition.table == table and layout in ("", partition.layout):
                 for row in rows_of(layouts[partition.layout], self.read(partition)):
                     yield partition, row
 
     def names(self) -> pb.BrokerNames:
         reply = self.core.reply(Kind.NAMES, pb.NamesRequest().SerializeToString())
-        (found,) = pb.NamesReply.FromString(reply).brokers
-        return found
+        (names,) = pb.NamesReply.FromString(reply).brokers
+        return names
 
 
 class ColdTimes:
@@ -99,8 +99,8 @@ def lag_of(core: CoreBroker) -> Counts:
     """By group and topic: ready, in flight, blocked, retries, expired."""
     reply = pb_lag(core)
     return {
-        (one.group, one.topic): (one.ready, one.in_flight, one.blocked, one.retries, one.expired)
-        for one in reply.lags
+        (lag.group, lag.topic): (lag.ready, lag.in_flight, lag.blocked, lag.retries, lag.expired)
+        for lag in reply.lags
     }
 
 
@@ -108,12 +108,12 @@ def pb_lag(core: CoreBroker) -> admin.LagReply:
     return admin.LagReply.FromString(core.reply(Kind.LAG, admin.LagRequest().SerializeToString()))
 
 
-def newest_offsets(reports: CoreReports, found: pb.BrokerTables) -> Counts:
+def newest_offsets(reports: CoreReports, tables: pb.BrokerTables) -> Counts:
     """The same from the rows of the newest sample."""
     registry = reports.core.broker.registry
     counts: Counts = {}
-    for _, row in reports.rows(found, "offsets"):
-        if row["sample"] != found.sample:
+    for _, row in reports.rows(tables, "offsets"):
+        if row["sample"] != tables.sample:
             continue
         group, topic = registry.group_by_id(row["group_id"]), registry.topic_by_id(row["topic_id"])
         assert group is not None

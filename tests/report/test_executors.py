@@ -83,8 +83,18 @@ def test_of_the_secret_that_proxies_are_trusted_by_executors_see_no_key(tmp_path
     settings = executor_settings({IMAGE: "x"}, tmp_path, "demo-tls")
     assert settings["spark.executorEnv.POPMQ_TLS_CA"] == "/etc/popmq-tls/ca.crt"
     pod = yaml.safe_load(Path(settings[TEMPLATE]).read_text(encoding="utf-8"))["spec"]
-    (volume,) = (one for one in pod["volumes"] if "secret" in one)
+    (volume,) = (volume for volume in pod["volumes"] if "secret" in volume)
     assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+def test_executors_get_their_user_by_reference_to_its_secret(tmp_path: Path) -> None:
+    settings = executor_settings({IMAGE: "x"}, tmp_path, "", "reporter")
+    reference = "spark.kubernetes.executor.secretKeyRef"
+    assert settings[f"{reference}.POPMQ_ACCESS_KEY"] == "reporter:access_key"
+    assert settings[f"{reference}.POPMQ_SECRET"] == "reporter:secret"
+    assert not any(
+        key.startswith(reference) for key in executor_settings({IMAGE: "x"}, tmp_path, "")
+    )
 
 
 def test_a_template_that_somebody_gives_goes_before_ours(tmp_path: Path) -> None:

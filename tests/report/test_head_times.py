@@ -1,7 +1,5 @@
 """The age of the oldest ready message when its record is on the disk alone, or cannot be read."""
 
-import json
-
 import pytest
 from report.reports_rig import ColdTimes, CoreReports, newest_offsets, pb_lag
 
@@ -10,7 +8,7 @@ from popmq.broker.diagnostics.head_times import Head, HeadTimes
 from popmq.broker.diagnostics.lag_monitor import APART_MS
 from popmq.broker.diagnostics.sampler import UNKNOWN
 from popmq.broker.node.metrics import broker_metrics
-from popmq.cli.consumer_offsets import lag_json, lag_lines
+from popmq.cli.consumer_offsets import lag_lines, lag_rows
 from popmq.common.record.report_layouts import OffsetFlag
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.admin.public_responses import summed
@@ -21,10 +19,10 @@ INTERVAL_MS = 30_000
 
 def ages(reports: CoreReports, sample: int) -> dict[int, int]:
     """Of a sample, by queue of the topic."""
-    found = reports.describe("offsets")
+    tables = reports.describe("offsets")
     return {
         row["queue_id"]: row["oldest_ready_ms"]
-        for _, row in reports.rows(found, "offsets")
+        for _, row in reports.rows(tables, "offsets")
         if row["sample"] == sample and not row["flags"] & OffsetFlag.RETRY
     }
 
@@ -34,7 +32,7 @@ def sampled(core: CoreBroker) -> int:
     core.clock.advance(INTERVAL_MS)
     for _ in range(20):
         core.run_steps()
-    return core.broker.sampler.taken
+    return core.broker.diagnostics.sampler.taken
 
 
 def waiting(reports: CoreReports) -> int:
@@ -51,9 +49,9 @@ def metrics(core: CoreBroker) -> dict[str, float]:
     list(broker_metrics(core.broker))
     core.advance(2 * APART_MS)
     return {
-        one.name: one.value
-        for one in broker_metrics(core.broker)
-        if one.labels.get("group") == "g" and one.name.startswith("consumer")
+        metric.name: metric.value
+        for metric in broker_metrics(core.broker)
+        if metric.labels.get("group") == "g" and metric.name.startswith("consumer")
     }
 
 
@@ -93,9 +91,9 @@ def test_a_regular_sample_waits_for_so_many_reads_and_the_next_ones_for_the_othe
 def test_a_head_that_the_disk_cannot_read_harms_no_report(reports: CoreReports) -> None:
     waiting(reports)
     ColdTimes(reports.core, dark=True)
-    found = reports.describe("offsets")
-    assert set(ages(reports, found.sample).values()) == {UNKNOWN}
-    assert newest_offsets(reports, found) == {("g", "orders"): (2, 0, 0, 0, 0)}
+    tables = reports.describe("offsets")
+    assert set(ages(reports, tables.sample).values()) == {UNKNOWN}
+    assert newest_offsets(reports, tables) == {("g", "orders"): (2, 0, 0, 0, 0)}
 
 
 def test_lag_says_that_an_age_is_unknown(reports: CoreReports) -> None:
@@ -117,12 +115,12 @@ def test_the_command_shows_an_unknown_age_and_no_number() -> None:
     dark = admin.Lag(group="g", topic="t", ready=3, unknown_ages=1)
     reply = admin.LagReply(lags=[dark], now_ms=100_000)
     assert lag_lines(reply)[0].split()[-1] == "unknown"
-    (row,) = map(json.loads, lag_json(reply))
+    (row,) = lag_rows(reply)
     assert (row["oldest_ready_age_ms"], row["unknown_ages"]) == (None, 1)
     other = admin.Lag(broker="b", group="g", topic="t", ready=1, oldest_ready_ms=60_000)
     reply = admin.LagReply(lags=[dark, other], now_ms=100_000)
     assert lag_lines(reply)[0].split()[-1] == ">=40s"
-    (row,) = map(json.loads, lag_json(reply))
+    (row,) = lag_rows(reply)
     assert (row["oldest_ready_age_ms"], row["unknown_ages"]) == (40_000, 1)
     several = admin.LagReply(lags=[dark, admin.Lag(group="h", topic="t")], now_ms=1)
     assert lag_lines(several)[0].splitlines()[-1].split()[-1] == "-", "a total has no age"
@@ -162,7 +160,7 @@ def test_times_of_heads_are_kept_up_to_a_bound(reports: CoreReports) -> None:
     times = HeadTimes(core.broker.store, core.broker.registry)
     times.kept_limit = 2
     heads = [Head(topic.id, 0, offset) for offset in range(3)]
-    assert [times.stored_ms(one) for one in heads] == [core.clock.wall_ms()] * 3
+    assert [times.stored_ms(head) for head in heads] == [core.clock.wall_ms()] * 3
     assert len(times) == 2
     assert times.stored_ms(Head(topic.id, 0, 3)) is None
     assert times.stored_ms(Head(9_999, 0, 0)) is None

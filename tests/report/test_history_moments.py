@@ -16,12 +16,18 @@ def test_the_shared_moment_is_the_earliest_of_the_tables(tmp_path: Path) -> None
     moments = HistoryProgress.load(tmp_path)
     moments.add(["offsets", "timers"], [at("a", 1, 100, 5), at("b", 9, 70, 3)])
     moments.add(["timers"], [at("a", 2, 200, 1)])
-    found = HistoryProgress.load(tmp_path)
-    assert [(one.broker, one.epoch, one.sample) for one in found.shared(["timers"])] == [
+    history_progress = HistoryProgress.load(tmp_path)
+    assert [
+        (moment.broker, moment.epoch, moment.sample)
+        for moment in history_progress.shared(["timers"])
+    ] == [
         ("a", 2, 1),
         ("b", 9, 3),
     ]
-    shared = [(one.broker, one.epoch, one.sample) for one in found.shared(["offsets", "timers"])]
+    shared = [
+        (moment.broker, moment.epoch, moment.sample)
+        for moment in history_progress.shared(["offsets", "timers"])
+    ]
     assert shared == [("a", 1, 5), ("b", 9, 3)]
 
 
@@ -29,7 +35,7 @@ def test_a_broker_group_that_one_of_the_tables_lacks_has_no_shared_moment(tmp_pa
     moments = HistoryProgress.load(tmp_path)
     moments.add(["offsets", "timers"], [at("a", 1, 100, 5)])
     moments.add(["timers"], [at("b", 1, 10, 1)])
-    assert [one.broker for one in moments.shared(["offsets", "timers"])] == ["a"]
+    assert [moment.broker for moment in moments.shared(["offsets", "timers"])] == ["a"]
     assert moments.shared(["revive"]) == ()
     assert HistoryProgress.load(tmp_path / "nothing").shared(["offsets"]) == ()
 
@@ -39,5 +45,5 @@ def test_what_is_written_is_whole_or_as_it_was(tmp_path: Path) -> None:
     moments.add(["revive"], [at("a", 1, 100, 0)])
     moments.add(["revive"], [at("a", 1, 150, 0)])
     assert [path.name for path in tmp_path.iterdir()] == ["moments.json"], "no temporary file stays"
-    (one,) = HistoryProgress.load(tmp_path).shared(["revive"])
-    assert (one.end_position, one.wall_ms, one.log_ms) == (150, 7, 8)
+    (moment,) = HistoryProgress.load(tmp_path).shared(["revive"])
+    assert (moment.end_position, moment.wall_ms, moment.log_ms) == (150, 7, 8)

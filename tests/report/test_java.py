@@ -1,10 +1,10 @@
 """Which Java reports start: new enough, and without the argument that not every Java knows."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from popmq.common.errors import Refused
 from popmq.reports.java import find_java, java_home
@@ -35,7 +35,7 @@ def install(home: Path, version: str) -> Path:
 
 def started(home: str, *arguments: str) -> list[str]:
     java = Path(home) / "bin" / "java"
-    done = subprocess.run([str(java), *arguments], capture_output=True, text=True, check=True)
+    done = run_program([str(java), *arguments], check=True)
     return done.stdout.splitlines()
 
 

@@ -23,7 +23,7 @@ def test_each_table_is_a_file_of_its_columns_and_rows(tmp_path: Path) -> None:
     )
     report = Report("lag", "127.0.0.1:8081", made_ms=0, moments=(), tables=tables)
     groups, dead_letters = write_parquet(report, tmp_path / "new")
-    assert [one.name for one in (groups, dead_letters)] == [
+    assert [group.name for group in (groups, dead_letters)] == [
         "lag-groups.parquet",
         "lag-dead_letters.parquet",
     ]

@@ -96,17 +96,17 @@ def test_a_page_says_that_it_is_incomplete() -> None:
 
 def test_metrics_leave_out_what_is_unknown_and_escape_labels() -> None:
     text = exposition(lag_report())
-    found = {
-        one.name: (one.labels, one.value)
+    labels = {
+        sample.name: (sample.labels, sample.value)
         for family in text_string_to_metric_families(text)
-        for one in family.samples
+        for sample in family.samples
     }
-    assert found["popmq_report_lag_messages"] == ({"group": "g<1>", "topic": "orders"}, 1_200)
-    assert found["popmq_report_oldest_ready_seconds"][1] == 61
-    assert found["popmq_report_group_ok"][1] == 0
-    assert found["popmq_report_dead_letter_messages"] == ({"group": "g<1>"}, 4)
-    assert found["popmq_report_lag_complete"][1] == 1
-    assert "popmq_report_eta_seconds" not in found
+    assert labels["popmq_report_lag_messages"] == ({"group": "g<1>", "topic": "orders"}, 1_200)
+    assert labels["popmq_report_oldest_ready_seconds"][1] == 61
+    assert labels["popmq_report_group_ok"][1] == 0
+    assert labels["popmq_report_dead_letter_messages"] == ({"group": "g<1>"}, 4)
+    assert labels["popmq_report_lag_complete"][1] == 1
+    assert "popmq_report_eta_seconds" not in labels
     assert "NaN" not in text
 
 
@@ -115,7 +115,7 @@ def test_a_file_of_metrics_is_replaced_whole(tmp_path: Path) -> None:
     path.write_text("old")
     write_file(lag_report(), path)
     assert path.read_text() == exposition(lag_report())
-    assert [one.name for one in tmp_path.iterdir()] == ["lag.prom"]
+    assert [path.name for path in tmp_path.iterdir()] == ["lag.prom"]
 
 
 def test_a_gateway_that_is_away_is_named() -> None:
@@ -124,11 +124,11 @@ def test_a_gateway_that_is_away_is_named() -> None:
 
 
 def test_json_and_csv_have_every_row(tmp_path: Path) -> None:
-    said = json.loads(to_json(lag_report("x")))
-    assert said["groups"] == [GROUP]
-    assert (said["incomplete"], said["queues"]) == ("x", [])
+    document = json.loads(to_json(lag_report("x")))
+    assert document["groups"] == [GROUP]
+    assert (document["incomplete"], document["queues"]) == ("x", [])
     paths = write_csv(lag_report(), tmp_path)
-    assert [one.name for one in paths] == [
+    assert [path.name for path in paths] == [
         "lag-groups.csv",
         "lag-dead_letters.csv",
         "lag-queues.csv",
@@ -165,18 +165,18 @@ def test_spans_have_a_unit() -> None:
 def test_labels_of_lines_that_end_together_do_not_lie_on_each_other(value: int) -> None:
     series = {f"g{number}": [(0, 100.0), (1_000, value + number / 9)] for number in range(8)}
     chart = svg.lines(series)
-    places = [float(one) for one in re.findall(r'<text x="[^"]*" y="([^"]*)"[^>]*>g\d', chart)]
+    places = [float(match) for match in re.findall(r'<text x="[^"]*" y="([^"]*)"[^>]*>g\d', chart)]
     assert len(places) == 8
     ordered = sorted(places)
     assert min(b - a for a, b in pairwise(ordered)) >= 12
 
 
 def test_a_long_name_of_a_line_keeps_both_ends() -> None:
-    names = [f"a-group-with-a-long-name · orders-of-europe · broker-{one}" for one in "ab"]
+    names = [f"a-group-with-a-long-name · orders-of-europe · broker-{item}" for item in "ab"]
     chart = svg.lines({name: [(0, 1.0), (1_000, 2.0)] for name in names})
     shown = re.findall(r">(a-group[^<]*)<", chart)
-    assert [one[-8:] for one in shown] == ["broker-a", "broker-b"]
-    assert all("…" in one and len(one) == 40 for one in shown)
+    assert [item[-8:] for item in shown] == ["broker-a", "broker-b"]
+    assert all("…" in item and len(item) == 40 for item in shown)
 
 
 def test_an_age_that_nobody_knows_is_shown_as_such_and_is_no_metric() -> None:

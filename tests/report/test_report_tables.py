@@ -13,7 +13,7 @@ from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.common import topics
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.record.report_layouts import OffsetFlag, TimerRow
+from popmq.common.record.report_layouts import OFFSET_SAMPLE, OffsetFlag, TimerRow
 from popmq.common.settings.report_settings import ReportsSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType, StartAt
 from popmq.common.wire import admin_pb2 as admin
@@ -21,13 +21,15 @@ from popmq.common.wire import report_pb2 as pb
 from popmq.reports.records.record_layout import RecordLayout
 from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
+_READY = 14  # of an OFFSET_SAMPLE
+
 
 def worked(core: CoreBroker) -> None:
     """Deliveries with every kind of end, some in flight, some in the retry topic."""
     for number in range(40):
         core.send("orders", b"%d" % number)
     taken = core.receive("orders", "g", limit=20, invisible_ms=1_000)
-    core.ack("orders", "g", *(one.handle for one in taken[:7]))
+    core.ack("orders", "g", *(delivery.handle for delivery in taken[:7]))
     core.reject("orders", "g", taken[7].handle)
     core.change("orders", "g", taken[8].handle, 600_000)
     core.advance(2_000)  # what was not acked is in the retry topic
@@ -40,8 +42,32 @@ def test_a_sample_of_offsets_is_what_lag_says(reports: CoreReports) -> None:
     worked(reports.core)
     reports.core.group("other")
     reports.core.receive("orders", "other", limit=1)
-    found = reports.describe("offsets")
-    assert newest_offsets(reports, found) == lag_of(reports.core)
+    tables = reports.describe("offsets")
+    assert newest_offsets(reports, tables) == lag_of(reports.core)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_what_a_report_asks_for_is_of_one_moment_and_a_regular_sample_comes_in_pieces(
+    patient: bool,
+) -> None:
+    """A report leaves out what came behind the moment at which it asked."""
+    core = CoreBroker()
+    sampler = core.broker.diagnostics.sampler
+    core.group("g")
+    for name in ("a", "b", "c", "d"):
+        core.topic(name, queues=200)
+        core.send(name, b"x", queue_id=0)
+        core.receive(name, "g", limit=1)
+    core.send("a", b"whose age is looked up", queue_id=0)
+    sample, stored = sampler.take(patient=patient), 0
+    with suppress(StopIteration):
+        while next(sample) is None:
+            core.send("d", b"x", queue_id=1)
+            stored += 1
+    rows = sampler.logs["offsets"].raw(0, sampler.logs["offsets"].next)
+    ready = [row[_READY] for row in OFFSET_SAMPLE.iter_unpack(rows)]
+    assert stored > 0
+    assert (sum(ready) == 1) is patient
 
 
 def test_samples_tell_fifo_parked_and_newest_groups_apart(reports: CoreReports) -> None:
@@ -56,11 +82,11 @@ def test_samples_tell_fifo_parked_and_newest_groups_apart(reports: CoreReports) 
     core.receive("inorder", "f", limit=1)
     core.receive("orders", "late", limit=1)
     core.receive("orders", "fast", limit=1)
-    found = reports.describe("offsets")
-    assert newest_offsets(reports, found) == lag_of(core)
+    tables = reports.describe("offsets")
+    assert newest_offsets(reports, tables) == lag_of(core)
     flags = {
         core.broker.registry.group_by_id(row["group_id"]).name: row["flags"]  # type: ignore[union-attr]
-        for _, row in reports.rows(found, "offsets")
+        for _, row in reports.rows(tables, "offsets")
     }
     assert flags["f"] & OffsetFlag.FIFO
     assert flags["late"] & OffsetFlag.NEWEST
@@ -108,10 +134,10 @@ def test_a_broker_samples_each_interval_and_not_more_often(reports: CoreReports)
     core = reports.core
     core.send("orders", b"x")
     core.receive("orders", "g")
-    before = core.broker.sampler.taken
+    before = core.broker.diagnostics.sampler.taken
     for _ in range(10):
         core.advance(30_000)
-    assert 9 <= core.broker.sampler.taken - before <= 10
+    assert 9 <= core.broker.diagnostics.sampler.taken - before <= 10
     samples = {row["sample"] for _, row in reports.rows(reports.describe("offsets"), "offsets")}
     assert len(samples) >= 10
 
@@ -120,12 +146,12 @@ def test_the_records_of_the_revive_topic_and_their_ends_recount_to_the_same(
     reports: CoreReports,
 ) -> None:
     worked(reports.core)
-    found = reports.describe("revive", "offsets")
-    recount = Recount(found.end_position)
-    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
-    recount.take_heads(row for _, row in reports.rows(found, "revive", layout="head"))
+    tables = reports.describe("revive", "offsets")
+    recount = Recount(tables.end_position)
+    recount.take_revive(row for _, row in reports.rows(tables, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(tables, "revive", layout="head"))
     counted = recount.finish()
-    for _, row in reports.rows(found, "offsets"):
+    for _, row in reports.rows(tables, "offsets"):
         place = row["group_id"], row["read_topic_id"], row["queue_id"]
         ends = counted.get(place, DeliveryCounts())
         assert ends.in_flight == row["in_flight"], place
@@ -134,10 +160,10 @@ def test_the_records_of_the_revive_topic_and_their_ends_recount_to_the_same(
         assert ready == row["ready"], place
     assert recount.unknown_ends == 0
     broker = reports.core.broker
-    assert sum(one.acked for one in counted.values()) == broker.acks.acked == 7
-    assert sum(one.retried for one in counted.values()) == broker.revive.retried
-    assert sum(one.dead for one in counted.values()) == broker.revive.dead_lettered
-    assert sum(one.delivered for one in counted.values()) == broker.pops.metrics.delivered
+    assert sum(item.acked for item in counted.values()) == broker.pop.acks.acked == 7
+    assert sum(item.retried for item in counted.values()) == broker.pop.revive.retried
+    assert sum(item.dead for item in counted.values()) == broker.pop.revive.dead_lettered
+    assert sum(item.delivered for item in counted.values()) == broker.pop.service.metrics.delivered
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -155,8 +181,8 @@ def test_a_recount_under_random_work_agrees_at_every_cut(seed: int) -> None:
         if action < 2:
             core.send("orders", b"x")
         elif action == 2:
-            found = core.receive("orders", group, limit=4, invisible_ms=rng.choice((500, 60_000)))
-            held += [(group, one.handle) for one in found]
+            result = core.receive("orders", group, limit=4, invisible_ms=rng.choice((500, 60_000)))
+            held += [(group, delivery.handle) for delivery in result]
         elif held and action == 3:
             group, handle = held.pop(rng.randrange(len(held)))
             core.ack("orders", group, handle)
@@ -184,10 +210,10 @@ def test_a_recount_under_random_work_agrees_at_every_cut(seed: int) -> None:
 def test_what_came_after_the_cut_is_not_recounted(reports: CoreReports) -> None:
     core = reports.core
     core.send("orders", b"a")
-    found = reports.describe("revive")
+    tables = reports.describe("revive")
     core.receive("orders", "g")
     again = reports.describe("revive")
-    recount = Recount(found.end_position)
+    recount = Recount(tables.end_position)
     recount.take_revive(row for _, row in reports.rows(again, "revive", layout="revive"))
     assert recount.finish() == {}
 
@@ -195,12 +221,12 @@ def test_what_came_after_the_cut_is_not_recounted(reports: CoreReports) -> None:
 def test_timers_and_topics_are_sampled(reports: CoreReports) -> None:
     core = reports.core
     core.send("orders", b"x")
-    found = reports.describe("topics", "timers")
+    tables = reports.describe("topics", "timers")
     topic = core.broker.registry.topic("orders")
-    rows = [row for _, row in reports.rows(found, "topics") if row["topic_id"] == topic.id]
+    rows = [row for _, row in reports.rows(tables, "topics") if row["topic_id"] == topic.id]
     assert [(row["queue_id"], row["stored"]) for row in rows] == [(0, 1), (1, 0)]
     assert sum(row["max_offset"] - row["min_offset"] for row in rows) == 1
-    kinds = {row["kind"] for _, row in reports.rows(found, "timers")}
+    kinds = {row["kind"] for _, row in reports.rows(tables, "timers")}
     assert {TimerRow.LATENESS, TimerRow.STATE} <= kinds
 
 
@@ -208,10 +234,10 @@ def test_messages_are_read_whole_and_as_heads(reports: CoreReports) -> None:
     core = reports.core
     for size in (10, 300_000, 20, 200_000):
         core.send("orders", b"b" * size, queue_id=0)
-    found = reports.describe("messages", topics=("orders",))
-    partition = next(one for one in found.partitions if one.queue_id == 0)
+    tables = reports.describe("messages", topics=("orders",))
+    partition = next(partition for partition in tables.partitions if partition.queue_id == 0)
     whole = reports.read(partition)
-    layout = next(one for one in found.layouts if one.name == "record")
+    layout = next(layout for layout in tables.layouts if layout.name == "record")
     rows = list(rows_of(RecordLayout.from_wire(layout), whole))
     assert [row["head_size"] for row in rows] == [10, 300_000, 20, 200_000]
     assert [row["log_offset"] for row in rows] == [0, 1, 2, 3]
@@ -225,8 +251,8 @@ def test_a_read_is_a_mebibyte_at_most_and_goes_on_where_it_ended(reports: CoreRe
     core = reports.core
     for _ in range(30):
         core.send("orders", b"b" * 100_000, queue_id=0)
-    found = reports.describe("messages", topics=("orders",))
-    partition = next(one for one in found.partitions if one.queue_id == 0)
+    tables = reports.describe("messages", topics=("orders",))
+    partition = next(partition for partition in tables.partitions if partition.queue_id == 0)
     reply = reports.read_once(partition, 0)
     assert len(reply.data) <= 1 << 20
     assert 5 < reply.next < 30
@@ -249,12 +275,12 @@ def test_reading_is_refused_for_a_while_when_the_budget_is_used_up() -> None:
 
 def test_samples_of_an_earlier_start_are_not_mixed_up(reports: CoreReports) -> None:
     worked(reports.core)
-    found = reports.describe("offsets")
-    (partition,) = found.partitions
+    tables = reports.describe("offsets")
+    (partition,) = tables.partitions
     reports.core.stop()
     reports.core.start()
     with pytest.raises(PopmqError, match="started anew") as refused:
-        reports.read_once(partition, 0, epoch=found.epoch)
+        reports.read_once(partition, 0, epoch=tables.epoch)
     assert refused.value.code == Code.PRECONDITION_FAILED
 
 
@@ -276,10 +302,10 @@ def test_what_is_not_there_is_refused(reports: CoreReports) -> None:
 
 def test_names_tell_groups_topics_and_clients(reports: CoreReports) -> None:
     worked(reports.core)
-    found = reports.names()
-    assert {"orders", "%RETRY%g+orders", "%DLQ%g"} <= {one.name for one in found.topics}
-    assert [one.name for one in found.groups] == ["g"]
-    assert "a-client" in [one.name for one in found.clients]
+    names = reports.names()
+    assert {"orders", "%RETRY%g+orders", "%DLQ%g"} <= {topic.name for topic in names.topics}
+    assert [group.name for group in names.groups] == ["g"]
+    assert "a-client" in [client.name for client in names.clients]
 
 
 @pytest.mark.parametrize("fifo", [False, True])
@@ -292,10 +318,10 @@ def test_a_delivery_that_nobody_took_is_told_from_a_retry(reports: CoreReports, 
     answer = core.ask(Kind.POP, pop(topic, group), settle=False)
     core.server.cancel(answer.id)
     core.advance(1_000)
-    found = reports.describe("revive")
-    recount = Recount(found.end_position)
-    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
-    recount.take_heads(row for _, row in reports.rows(found, "revive", layout="head"))
+    tables = reports.describe("revive")
+    recount = Recount(tables.end_position)
+    recount.take_revive(row for _, row in reports.rows(tables, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(tables, "revive", layout="head"))
     (ends,) = recount.finish().values()
     assert (ends.delivered, ends.undone, ends.retried, ends.returned) == (1, 1, 0, 0)
     assert ends.in_flight == 0
@@ -311,9 +337,11 @@ def test_what_a_sample_knows_is_in_the_pinned_queues(reports: CoreReports) -> No
     assert not answer.heard
     core.run_until_idle()
     assert answer.body is not None
-    (found,) = pb.DescribeReply.FromString(answer.body).brokers
-    assert sum(row["in_flight"] for _, row in reports.rows(found, "offsets")) == 1
-    assert sum(one.next for one in found.partitions if one.layout == "revive") == 1
+    (tables,) = pb.DescribeReply.FromString(answer.body).brokers
+    assert sum(row["in_flight"] for _, row in reports.rows(tables, "offsets")) == 1
+    assert (
+        sum(partition.next for partition in tables.partitions if partition.layout == "revive") == 1
+    )
 
 
 def test_a_broker_reads_no_more_than_its_bytes_a_second() -> None:
@@ -323,8 +351,8 @@ def test_a_broker_reads_no_more_than_its_bytes_a_second() -> None:
     for _ in range(4):
         core.send("orders", b"b" * 100_000)
     reports = CoreReports(core)
-    found = reports.describe("messages", topics=("orders",))
-    (partition,) = found.partitions
+    tables = reports.describe("messages", topics=("orders",))
+    (partition,) = tables.partitions
     assert reports.read_once(partition, 0).next == 4
     held_back = reports.read_once(partition, 0)
     assert (held_back.data, held_back.next) == (b"", 0)
@@ -348,11 +376,11 @@ def test_a_unit_that_leads_elsewhere_is_no_record(reports: CoreReports) -> None:
 def test_a_changed_delivery_is_in_flight_once(reports: CoreReports) -> None:
     core = reports.core
     core.send("orders", b"x")
-    (one,) = core.receive("orders", "g")
-    core.change("orders", "g", one.handle, 600_000)
-    found = reports.describe("revive")
-    recount = Recount(found.end_position)
-    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
+    (delivery,) = core.receive("orders", "g")
+    core.change("orders", "g", delivery.handle, 600_000)
+    tables = reports.describe("revive")
+    recount = Recount(tables.end_position)
+    recount.take_revive(row for _, row in reports.rows(tables, "revive", layout="revive"))
     (ends,) = recount.finish().values()
     assert (ends.delivered, ends.in_flight) == (1, 1)
 
@@ -367,14 +395,14 @@ def test_a_recount_ends_what_a_reset_ended(reports: CoreReports) -> None:
     again = admin.ResetOffsetRequest(group="g", topic="orders", queue_id=0, offset=3)
     core.reply(Kind.RESET_OFFSET, again.SerializeToString())
     core.receive("orders", "g", limit=1)
-    found = reports.describe("revive", "offsets")
-    recount = Recount(found.end_position)
-    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
-    recount.take_heads(row for _, row in reports.rows(found, "revive", layout="head"))
-    recount.take_offsets(row for _, row in reports.rows(found, "revive", layout="offset"))
+    tables = reports.describe("revive", "offsets")
+    recount = Recount(tables.end_position)
+    recount.take_revive(row for _, row in reports.rows(tables, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(tables, "revive", layout="head"))
+    recount.take_offsets(row for _, row in reports.rows(tables, "revive", layout="offset"))
     (ends,) = recount.finish().values()
     assert (ends.delivered, ends.acked, ends.reset, ends.in_flight) == (5, 1, 3, 1)
-    assert newest_offsets(reports, found)["g", "orders"][:2] == (1, 1)
+    assert newest_offsets(reports, tables)["g", "orders"][:2] == (1, 1)
 
 
 def test_a_reader_of_an_earlier_version_is_told_of_no_layout_that_it_does_not_know(
@@ -382,9 +410,9 @@ def test_a_reader_of_an_earlier_version_is_told_of_no_layout_that_it_does_not_kn
 ) -> None:
     request = pb.DescribeRequest(tables=["revive"], sample=True).SerializeToString()
     reply = reports.core.reply(Kind.DESCRIBE_TABLES, request)
-    (found,) = pb.DescribeReply.FromString(reply).brokers
-    assert {one.layout for one in found.partitions} == {"revive"}
-    assert "offset" in {one.layout for one in reports.describe("revive").partitions}
+    (tables,) = pb.DescribeReply.FromString(reply).brokers
+    assert {partition.layout for partition in tables.partitions} == {"revive"}
+    assert "offset" in {partition.layout for partition in reports.describe("revive").partitions}
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def broker(
 
 def test_large_ranges_are_split_and_small_ones_put_together() -> None:
     parts = list(packed([whole(0, 25), whole(5, 8, 1), whole(7, 7, 2), whole(0, 4, 3)], 10))
-    assert [sum(one.rows for one in some) for some in parts] == [10, 10, 10, 2]
-    assert [(one.queue_id, one.first, one.end) for some in parts for one in some] == [
+    assert [sum(item.rows for item in some) for some in parts] == [10, 10, 10, 2]
+    assert [(item.queue_id, item.first, item.end) for some in parts for item in some] == [
         (0, 0, 10),
         (0, 10, 20),
         (0, 20, 25),
@@ -76,7 +76,7 @@ def test_a_batch_of_a_stream_has_a_bound_and_still_goes_on() -> None:
         before, end = end, advanced(end, tables, "revive", 30)
         if end == before:
             break
-        shares, _ = planned(before, end, {one.broker: one for one in tables}, "revive", 1_000)
+        shares, _ = planned(before, end, {table.broker: table for table in tables}, "revive", 1_000)
         sizes.append(sum(r.rows for s in shares for r in s.ranges))
     assert sum(sizes) == 203
     assert max(sizes) <= 30

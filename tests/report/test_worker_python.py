@@ -1,11 +1,11 @@
 """The Python of Spark's workers: the installed pyspark, and everything else as it was."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from popmq.reports.session import worker_python
 
@@ -31,13 +31,9 @@ def test_sparks_zips_are_left_out_and_nothing_else(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     python = worker_python()
-    done = subprocess.run(
-        [python, "-c", SAYS, "a b", "$HOME"],
-        env={**os.environ, "PYTHONPATH": given},
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_program(
+        [python, "-c", SAYS, "a b", "$HOME"], env={**os.environ, "PYTHONPATH": given}, check=True
     )
     assert done.stdout.splitlines() == [left, f"{sys.executable} a b $HOME"]
     assert worker_python() == python
-    assert [one.name for one in (tmp_path / "a cache" / "popmq").iterdir()] == [Path(python).name]
+    assert [item.name for item in (tmp_path / "a cache" / "popmq").iterdir()] == [Path(python).name]

@@ -13,6 +13,7 @@ from popmq.broker.deliveries.parking_records import ParkingRecords
 from popmq.broker.deliveries.pop_check_point import FIFO
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.fifo.fifo_service import FifoService
+from popmq.broker.fifo.parking_service import ParkingService
 from popmq.broker.pop.revive_service import ReviveService
 
 Patch = pytest.MonkeyPatch
@@ -27,6 +28,19 @@ def next_while_one_is_in_flight(patch: Patch) -> None:
         self._lines[self.open[offset][0]].held.discard(offset)
 
     patch.setattr(OrderInfo, "mark_in_flight", held)
+
+
+def ended_message_keeps_its_attempts(patch: Patch) -> None:
+    """It is over, and counts as one that waits for its next attempt."""
+    finish = FifoProgress.finish_delivery
+
+    def wrong(self: FifoProgress, offsets: list[int], *, over: bool, **more: Any) -> None:
+        attempts = {offset: self.attempts[offset] for offset in offsets if offset in self.attempts}
+        finish(self, offsets, over=over, **more)
+        if over:
+            self.attempts.update(attempts)
+
+    patch.setattr(FifoProgress, "finish_delivery", wrong)
 
 
 def order_lost_after_a_start(patch: Patch) -> None:
@@ -66,14 +80,14 @@ def returned_message_goes_to_the_end(patch: Patch) -> None:
     """What comes back waits behind the later messages of its key."""
 
     def wrong(self: OrderInfo, offset: int) -> None:
-        found = self.open.get(offset)
-        if found is not None:
-            line = self._lines[found[0]]
+        result = self.open.get(offset)
+        if result is not None:
+            line = self._lines[result[0]]
             line.held.discard(offset)
-            self._offer(found[0], line)
+            self._offer(result[0], line)
             if not line.waiting:
                 line.waiting.append(offset)
-                self._offer(found[0], line)
+                self._offer(result[0], line)
             else:
                 line.waiting.append(offset)
 
@@ -103,7 +117,7 @@ def snapshot_forgets_attempts(patch: Patch) -> None:
 
 
 def repeated_receive_is_a_new_one(patch: Patch) -> None:
-    patch.setattr(FifoService, "received", lambda self, want: [])
+    patch.setattr(FifoService, "received", lambda self, params: [])
 
 
 def repeated_receive_is_a_new_one_after_a_start(patch: Patch) -> None:
@@ -123,7 +137,7 @@ def parked_messages_in_the_order_of_parking(patch: Patch) -> None:
 
     def wrong(self: ParkedKeys, place: Any, parking_id: int, name: bytes, **more: int) -> None:
         park(self, place, parking_id, name, **more)
-        self._owner[(parking_id, more["offset"])].messages.sort(key=lambda one: one[1])
+        self._owner[(parking_id, more["offset"])].messages.sort(key=lambda entry: entry[1])
 
     patch.setattr(ParkedKeys, "park", wrong)
 
@@ -137,11 +151,11 @@ def snapshot_forgets_what_was_said(patch: Patch) -> None:
     encode = ParkedKey.encode
 
     def wrong(self: ParkedKey) -> bytes:
-        said, self.state = self.state, None
+        unpark_action, self.state = self.state, None
         try:
             return encode(self)
         finally:
-            self.state = said
+            self.state = unpark_action
 
     patch.setattr(ParkedKey, "encode", wrong)
 
@@ -165,3 +179,20 @@ def reset_leaves_what_is_parked(patch: Patch) -> None:
 
 def reset_leaves_parked_messages_in_flight(patch: Patch) -> None:
     patch.setattr(ParkingRecords, "_take_back", lambda self, parking, offsets, log_ms: None)
+
+
+def parking_time_read_after_the_append(patch: Patch) -> None:
+    """A key is parked later than the record of its first message says."""
+    copy, park = ParkingService._copy, ParkingRecords.park
+    later_ms: list[int] = []
+
+    def copied(self: ParkingService, *arguments: Any) -> int:
+        at = copy(self, *arguments)
+        later_ms[:] = [self._store.log_ms()]
+        return at
+
+    def parked(self: ParkingRecords, *arguments: Any, log_ms: int, **more: Any) -> None:
+        park(self, *arguments, log_ms=later_ms.pop() if later_ms else log_ms, **more)
+
+    patch.setattr(ParkingService, "_copy", copied)
+    patch.setattr(ParkingRecords, "park", parked)

@@ -20,10 +20,10 @@ def reject_written_twice(patch: Patch) -> None:
     """One dead letter more than there were rejects."""
     revive = ReviveService._revive_one
 
-    def wrong(self: ReviveService, *found: Any) -> None:
-        revive(self, *found)
-        if len(found) == 6:  # with the reason of a reject
-            revive(self, *found)
+    def wrong(self: ReviveService, *results: Any) -> None:
+        revive(self, *results)
+        if len(results) == 6:  # with the reason of a reject
+            revive(self, *results)
 
     patch.setattr(ReviveService, "_revive_one", wrong)
 
@@ -44,8 +44,8 @@ def handle_accepted_after_a_reset(patch: Patch) -> None:
     fate = CheckPointTable.fate
 
     def wrong(self: CheckPointTable, epoch: int, sequence: int, member: int) -> DeliveryStatus:
-        found = fate(self, epoch, sequence, member)
-        return DeliveryStatus.ACKED if found is DeliveryStatus.RESET else found
+        delivery_status = fate(self, epoch, sequence, member)
+        return DeliveryStatus.ACKED if delivery_status is DeliveryStatus.RESET else delivery_status
 
     patch.setattr(CheckPointTable, "fate", wrong)
 

@@ -1,9 +1,12 @@
 """Mistakes planted into buffered check points."""
 
+from dataclasses import replace
+
 import pytest
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint
+from popmq.broker.meta.offset_record import OffsetRecord
 
 Patch = pytest.MonkeyPatch
 
@@ -54,6 +57,12 @@ def ack_answered_before_its_record(patch: Patch) -> None:
 
 def buffered_acks_not_written(patch: Patch) -> None:
     patch.setattr(CheckPointBuffer, "_commit", lambda self, place, acked: None)
+
+
+def commit_without_the_acks_of_its_check_points(patch: Patch) -> None:
+    """The next broker does not know them, and refuses an ack that was done."""
+    encode = OffsetRecord.encode
+    patch.setattr(OffsetRecord, "encode", lambda self: encode(replace(self, acked=())))
 
 
 def snapshot_without_the_buffer(patch: Patch) -> None:

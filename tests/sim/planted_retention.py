@@ -106,10 +106,10 @@ def expired_by_topic_not_counted(patch: Patch) -> None:
     take = PopService._take
 
     def wrong(
-        self: PopService, want: Any, topic: Any, queue_id: int, batch: Any, queues: int
+        self: PopService, params: Any, topic: Any, queue_id: int, batch: Any, queues: int
     ) -> None:
         before = self.metrics.expired
-        take(self, want, topic, queue_id, batch, queues)
+        take(self, params, topic, queue_id, batch, queues)
         if topic.retention_ms:
             self.metrics.expired = before
 

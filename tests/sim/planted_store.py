@@ -128,9 +128,9 @@ def snapshot_without_its_tail(patch: Patch) -> None:
 
         def noted() -> SnapshotHeader | None:
             nonlocal used
-            found = load()
-            used = found is not None
-            return found
+            snapshot_header = load()
+            used = snapshot_header is not None
+            return snapshot_header
 
         patch.setattr(self, "_load_snapshot", noted)
         return replay(self, lambda record: None if used else apply(record), trusted)
@@ -175,13 +175,13 @@ def segments_cut_from_the_front(patch: Patch) -> None:
 
 
 def segment_name_not_synced(patch: Patch) -> None:
-    made = SegmentFiles.segment_for_write
+    segment_for_write = SegmentFiles.segment_for_write
 
     def wrong(self: Any, position: int) -> SegmentFile:
         disk: Any = self._disk
         try:
             self._disk = _WithoutFolderSync(disk)
-            return made(self, position)
+            return segment_for_write(self, position)
         finally:
             self._disk = disk
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from popmq.broker.core.record_applier import RecordApplier
+from popmq.broker.deliveries import check_point_buffer
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import EndRecord, ReviveKind
 from popmq.broker.handlers.receive import Receives
 from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.persistence.log_time import LogTime
@@ -34,7 +35,7 @@ def token_of_a_retry_ignored_at_recovery(patch: Patch) -> None:
 def ack_applied_but_not_logged(patch: Patch) -> None:
     def wrong(self: CheckPointBuffer) -> None:
         for key, bits in self._unwritten.items():
-            self._table.apply(ReviveRecord(ReviveKind.ACK, *key, bits), self._store.log_ms())
+            self._table.apply(EndRecord(ReviveKind.ACK, *key, bits), self._store.log_ms())
         self._unwritten.clear()
 
     patch.setattr(CheckPointBuffer, "flush_acks", wrong)
@@ -43,10 +44,10 @@ def ack_applied_but_not_logged(patch: Patch) -> None:
 def change_keeps_the_old_handle(patch: Patch) -> None:
     take_over = CheckPointTable._take_over
 
-    def wrong(self: CheckPointTable, ck: Any, old_key: tuple[int, int], log_ms: int) -> None:
-        old = self.find(*old_key)
+    def wrong(self: CheckPointTable, record: Any, log_ms: int) -> None:
+        old = self.find(record.old_epoch, record.old_sequence)
         moved = old.superseded if old else 0
-        take_over(self, ck, old_key, log_ms)
+        take_over(self, record, log_ms)
         if old is not None:
             old.superseded = moved
 
@@ -75,8 +76,8 @@ def epoch_not_advanced(patch: Patch) -> None:
 def log_time_goes_back(patch: Patch) -> None:
     go_on = LogTime.go_on
 
-    def wrong(self: LogTime, newest: Any, made: Any, *, epoch: int) -> None:
-        go_on(self, newest, made, epoch=epoch)
+    def wrong(self: LogTime, newest: Any, created: Any, *, epoch: int) -> None:
+        go_on(self, newest, created, epoch=epoch)
         if newest.log_ms:
             self.clock.start(self._clock.wall_ms(), epoch=epoch)
 
@@ -85,7 +86,7 @@ def log_time_goes_back(patch: Patch) -> None:
 
 def receive_answered_before_its_check_point(patch: Patch) -> None:
     def wrong(
-        self: Receives, on_reply: Any, want: Any, deliveries: Any, rest: int, number: int
+        self: Receives, on_reply: Any, params: Any, deliveries: Any, rest: int, number: int
     ) -> None:
         on_reply(deliveries.encode_reply(rest, 0))
 
@@ -129,10 +130,10 @@ def last_attempt_counted_wrongly(patch: Patch) -> None:
 def revival_written_twice(patch: Patch) -> None:
     """The record is written, and its check point stays due."""
     applied = CheckPointTable.apply_revival
-    seen: set[tuple[int, int, int]] = set()
+    seen: set[tuple[int, ...]] = set()
 
     def wrong(self: CheckPointTable, token: Any, log_ms: int) -> None:
-        key = (token.check_point_epoch, token.check_point_sequence, token.member)
+        key = tuple(token.ends)
         ck = self.find(*key[:2])
         if key in seen or ck is None or token.dead:
             applied(self, token, log_ms)
@@ -190,3 +191,15 @@ def receipts_not_restored(patch: Patch) -> None:
 
 def resend_stored_again(patch: Patch) -> None:
     patch.setattr(SendDeduplication, "find", lambda *_: None)
+
+
+def log_time_read_after_the_append(patch: Patch) -> None:
+    """A check point that leaves the buffer is applied later than its record says."""
+    append = check_point_buffer.append_revive
+
+    def wrong(store: Any, record: Any) -> int:
+        append(store, record)
+        log_ms: int = store.log_ms()
+        return log_ms
+
+    patch.setattr(check_point_buffer, "append_revive", wrong)

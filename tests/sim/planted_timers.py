@@ -42,7 +42,7 @@ def cursor_not_moved_at_recovery(patch: Patch) -> None:
 
 def fired_without_how_much_was_enqueued(patch: Patch) -> None:
     end = TimerService.end
-    patch.setattr(TimerService, "end", lambda self, *found: end(self, *found)._replace(judged=0))
+    patch.setattr(TimerService, "end", lambda self, *result: end(self, *result)._replace(judged=0))
 
     def wrong(topic: int, due_ms: int, identity: int, judged: int, *more: Any) -> bytes:
         return encode_fired(topic, due_ms, identity, 0, *more)
@@ -135,11 +135,11 @@ def tail_of_the_log_trusted(patch: Patch) -> None:
     """A unit's check is not looked at, only its size."""
 
     def wrong(data: Any, offset: int, at: int, slot_ms: int) -> TimerUnit | None:
-        found = intact_unit(data, offset, at, slot_ms)
-        if found is not None or data[offset + 2 : offset + 4] != UNIT_SIZE.to_bytes(2, "big"):
-            return found
+        unit = intact_unit(data, offset, at, slot_ms)
+        if unit is not None or data[offset + 2 : offset + 4] != UNIT_SIZE.to_bytes(2, "big"):
+            return unit
         numbers = [int.from_bytes(data[offset + i : offset + i + 8], "big") for i in (4, 28, 44)]
-        prev, position, due_ms = (min(one, 1 << 47) for one in numbers)
+        prev, position, due_ms = (min(number, 1 << 47) for number in numbers)
         slot_time_ms = due_ms - due_ms % slot_ms
         return TimerUnit(prev, False, False, position, 100, 0, due_ms, position, slot_time_ms)
 
@@ -222,11 +222,11 @@ def recall_forgotten_before_it_is_judged(patch: Patch) -> None:
 def recall_by_what_was_replaced(patch: Patch) -> None:
     """A timer that fired counts as recalled, because it was rescheduled before."""
 
-    def wrong(self: TimerRecall, found: Any) -> bool:
-        return any(self._state.is_cancelled(one.timer.identity) for one in found)
+    def wrong(self: TimerRecall, result: Any) -> bool:
+        return any(self._state.is_cancelled(item.timer.identity) for item in result)
 
     patch.setattr(TimerRecall, "_recalled", wrong)
-    patch.setattr(timer_recall, "_not_replaced", lambda found: found)
+    patch.setattr(timer_recall, "_not_replaced", lambda result: result)
 
 
 def replacement_not_found_until_it_is_confirmed(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.pop_check_point import UNCOUNTED, PopCheckPoint, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import EndRecord, PopCheckPoint, ReviveRecord
 from popmq.broker.pop.pop_rollback import PopRollback
 from popmq.broker.pop.revive_service import ReviveService
 
@@ -28,7 +28,8 @@ def undone_fifo_attempt_counted(patch: Patch) -> None:
     apply = CheckPointTable.apply
 
     def wrong(self: CheckPointTable, record: ReviveRecord, log_ms: int) -> None:
-        apply(self, record._replace(flags=record.flags & ~UNCOUNTED), log_ms)
+        counted = record._replace(counted=True) if isinstance(record, EndRecord) else record
+        apply(self, counted, log_ms)
 
     patch.setattr(CheckPointTable, "apply", wrong)
 

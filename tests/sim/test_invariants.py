@@ -51,7 +51,7 @@ BREAKS: dict[str, Break] = {
     "another attempt": lambda core: fifo_progress(core).attempts.update({0: 1}),
     "without its key": lambda core: core.broker.table.parked._owner.update({(9, 9): KEY}),
     "self.held": lambda core: setattr(core.broker.buffer, "held", 3),
-    "without an end": lambda core: core.broker.redriven._borders.update({9: [1]}),
+    "without an end": lambda core: core.broker.deliveries.redriven._borders.update({9: [1]}),
     "no place by age": lambda core: core.broker.transactions.table.pending.update({9: HALF}),
     "outlives its client": lambda core: core.broker.lites.subscriptions._of_client.update(
         {9: {(1, 2, 9)}}
@@ -79,6 +79,22 @@ def busy() -> CoreBroker:
 
 def test_the_tables_of_a_busy_broker_agree(busy: CoreBroker) -> None:
     assert broken_invariant(busy.broker) == ""
+
+
+def test_a_returned_message_that_a_filter_passes_over_keeps_its_attempts_until_a_record() -> None:
+    core = CoreBroker()
+    core.topic("keyed", queues=1, type=MessageType.FIFO)
+    core.group("fifo", type=GroupType.FIFO)
+    core.send("keyed", b"first", tag="A", message_group="k")
+    core.receive("keyed", "fifo", expression="A", invisible_ms=1_000)
+    core.advance(1_100)
+    assert core.receive("keyed", "fifo", expression="B") == []
+    assert fifo_progress(core).attempts == {0: 1}
+    assert broken_invariant(core.broker) == ""
+    core.send("keyed", b"second", tag="B", message_group="k")
+    assert len(core.receive("keyed", "fifo", expression="B")) == 1
+    assert fifo_progress(core).attempts == {}
+    assert broken_invariant(core.broker) == ""
 
 
 @pytest.mark.parametrize("said", BREAKS)

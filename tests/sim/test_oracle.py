@@ -46,7 +46,7 @@ class Script:
 
     @property
     def found(self) -> list[str]:
-        return [one.invariant for one in self.oracle.violations]
+        return [violation.invariant for violation in self.oracle.violations]
 
     def pop_of_now(self) -> ReceiveCall:
         oracle, now_ms = self.oracle, self.machine.clock.boot_ms()
@@ -144,7 +144,7 @@ def test_a_crash_excuses_deliveries_of_5_s_before_the_newest_record_and_none_old
     assert not unanswered.covers(young)
     unanswered.crashed(0)
     unanswered.started(30_000)
-    assert [unanswered.covers(one) for one in (old, young, early, written)] == [False, True] * 2
+    assert [unanswered.covers(item) for item in (old, young, early, written)] == [False, True] * 2
     later = delivered(unanswered, 30_001, 1)
     assert not unanswered.covers(later)
 
@@ -157,4 +157,4 @@ def test_a_clean_stop_excuses_nothing_and_the_next_crash_what_it_may_take_for_yo
     assert not any(map(unanswered.covers, held))
     unanswered.recorded(91_000)
     unanswered.crashed(1)
-    assert [unanswered.covers(one) for one in held] == [False, True]
+    assert [unanswered.covers(item) for item in held] == [False, True]

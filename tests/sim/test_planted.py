@@ -30,22 +30,15 @@ def marks(planted: Planted) -> list[pytest.MarkDecorator]:
     return [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
-def breaks(planted: Planted, seed: int) -> bool:
-    """Whether the run is broken by the mistake and whole without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        planted.plant(patch)
-        broken = bool(run_seed(seed).violations)
-    return broken and not run_seed(seed).violations
-
-
 @pytest.mark.parametrize(
     "planted",
     [pytest.param(p, id=p.name, marks=marks(p)) for p in PLANTED],
 )
 def test_planted_mistake_is_found(planted: Planted) -> None:
+    breaks = partial(sim_seeds.breaks, planted.plant, run_seed)
     seeds = planted.numbers(planted.seeds)
-    found = sim_seeds.found_at("broker", planted.name, seeds, partial(breaks, planted))
-    assert found, f"{planted.name}: not seen in {planted.seeds} seeds"
+    result = sim_seeds.found_at("broker", planted.name, seeds, breaks)
+    assert result, f"{planted.name}: not seen in {planted.seeds} seeds"
 
 
 def where(planted: Planted) -> str:
@@ -56,12 +49,12 @@ def where(planted: Planted) -> str:
 
 
 def test_the_page_names_every_mistake_of_the_store_and_within_how_many_seeds_it_is_found() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "simulator.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "planted-mistakes.md"
     modules = {planted_store.__name__, planted_retention.__name__}
     rows = [
-        f"| {one.name} | {one.seeds:,}{' with retention' if one.retains else ''} | {where(one)} |"
-        for one in PLANTED
-        if one.plant.__module__ in modules
+        f"| {bug.name} | {bug.seeds:,}{' with retention' if bug.retains else ''} | {where(bug)} |"
+        for bug in PLANTED
+        if bug.plant.__module__ in modules
     ]
     assert len(rows) > 30
     text = page.read_text(encoding="utf-8")

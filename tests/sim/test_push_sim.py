@@ -2,8 +2,6 @@
 had comes back; and a broker that gives up more, or less, than its rule says is found.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,19 +14,18 @@ from popmq.broker.core.broker import Broker
 from popmq.broker.persistence import epoch_start
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.sim.lives import SeedResult
 from popmq.testing.sim.pushes import PushSimulator
 
 Patch = pytest.MonkeyPatch
 
 
+def run_push_seed(seed: int) -> SeedResult:
+    return PushSimulator(seed).run()
+
+
 def run(seeds: range) -> StateCounts:
-    tally = StateCounts()
-    for seed in seeds:
-        outcome = PushSimulator(seed).run()
-        assert not outcome.violations, outcome.history(40)
-        tally.add(outcome.tally)
-    print(f"{len(seeds)} seeds from {seeds[0]}\n{tally.table()}")
-    return tally
+    return sim_seeds.checked(run_push_seed, seeds)
 
 
 @pytest.mark.parametrize("seeds", [10, pytest.param(60, marks=pytest.mark.more)])
@@ -51,16 +48,12 @@ def test_live_consumers_in_five_hundred_seeds() -> None:
 
 @pytest.mark.more
 def test_a_failed_push_seed_names_the_command_that_replays_it() -> None:
-    outcome = PushSimulator(1).run()
-    command = outcome.history().rpartition("replay: ")[2].split()
-    done = subprocess.run(
-        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
-    )
-    assert f"trace {outcome.digest}" in done.stdout
+    outcome = run_push_seed(1)
+    assert f"trace {outcome.digest}" in sim_seeds.replayed(outcome)
 
 
 def gives_up_all_that_was_delivered(patch: Patch) -> None:
-    patch.setattr(EpochStart, "after", lambda newest, told: EpochStart(0))
+    patch.setattr(EpochStart, "after", lambda newest, answer: EpochStart(0))
 
 
 def gives_up_what_is_twice_as_old(patch: Patch) -> None:
@@ -77,7 +70,7 @@ def gives_up_after_a_clean_stop(patch: Patch) -> None:
 
 
 def gives_up_nothing(patch: Patch) -> None:
-    patch.setattr(EpochStart, "after", lambda newest, told: EpochStart())
+    patch.setattr(EpochStart, "after", lambda newest, answer: EpochStart())
 
 
 def gives_up_only_what_is_of_the_newest_record(patch: Patch) -> None:
@@ -109,17 +102,12 @@ PLANTED = [
 ]
 
 
-def breaks(planted: Planted, seed: int) -> bool:
-    """Whether the run is broken by the mistake and whole without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        planted.plant(patch)
-        broken = bool(PushSimulator(seed).run().violations)
-    return broken and not PushSimulator(seed).run().violations
-
-
 @pytest.mark.more
-@pytest.mark.parametrize("planted", [pytest.param(one, id=one.plant.__name__) for one in PLANTED])
+@pytest.mark.parametrize(
+    "planted", [pytest.param(item, id=item.plant.__name__) for item in PLANTED]
+)
 def test_a_broker_that_gives_up_more_or_less_than_it_says_is_found(planted: Planted) -> None:
+    breaks = partial(sim_seeds.breaks, planted.plant, run_push_seed)
     name, seeds = planted.plant.__name__, range(1, planted.seeds + 1)
-    found = sim_seeds.found_at("pushes", name, seeds, partial(breaks, planted))
-    assert found, f"not seen in {planted.seeds} seeds"
+    result = sim_seeds.found_at("pushes", name, seeds, breaks)
+    assert result, f"not seen in {planted.seeds} seeds"

@@ -9,9 +9,9 @@ from contextlib import suppress
 from popmq.broker.log.commit_log import CommitLog, FlushBatch
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import UNIT_SIZE, index_unit, queue_seed, with_check
-from popmq.broker.log.segment_file import SegmentFiles, Syncable
+from popmq.broker.log.segment_file import SegmentFiles
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler, IndexPieces
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.disk_faults import FailedPages
@@ -81,9 +81,9 @@ def test_a_segment_that_recovery_kept_has_a_durable_name() -> None:
     """Seed 765 at ec09d46: made, its name not synced, kept over a crash of the process."""
     disk = SimDisk(random.Random(1))
     segments(disk).segment_for_write(0)
-    made = disk.open(f"data/log/{SEGMENT:020d}", create=True)
-    made.allocate(SEGMENT)
-    made.sync()
+    sim_file = disk.open(f"data/log/{SEGMENT:020d}", create=True)
+    sim_file.allocate(SEGMENT)
+    sim_file.sync()
     disk.crash(Loss.NOTHING)
     log = CommitLog(disk, "data/log", segment_bytes=SEGMENT)
     log.load()
@@ -180,12 +180,13 @@ def test_a_stop_does_not_vouch_for_files_whose_sync_failed_just_before() -> None
     queue = ConsumeQueue(disk, FOLDER)
     keeper = CheckpointScheduler(disk, "data", QueuedFlusher(calls), lambda error: None)
 
-    def flush() -> list[Syncable]:
+    def flush() -> IndexPieces:
         queue.flush()
+        yield from ()
         return queue.files()
 
     queue.append(index_unit(100, 50, 0), 100)
-    keeper.step(flush, lambda: StoreCheckpoint(150), now_ms=20_000, wanted=False)
+    keeper.step(flush, lambda: StoreCheckpoint(150), now_ms=20_000, requested=False)
     disk.faults.fail_sync_at(0)
     calls.popleft()()
     with suppress(OSError):

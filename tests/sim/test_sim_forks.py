@@ -25,19 +25,19 @@ def run(forks: Forks, until: int) -> int:
 
 
 def test_a_copy_goes_on_from_where_it_was_made_and_its_run_too() -> None:
-    heard: list[object] = []
-    forks = Forks(2, heard.append)
+    connected: list[object] = []
+    forks = Forks(2, connected.append)
     assert run(forks, 6) == 6
     forks.finish()
-    said = [one for one in heard if isinstance(one, tuple)]
-    assert heard.count(None) == 3
-    assert sorted(number // 2 for _, number in said) == [0, 1, 2]
-    assert len({pid for pid, _ in said} | {os.getpid()}) == 4
+    reported_connected = [item for item in connected if isinstance(item, tuple)]
+    assert connected.count(None) == 3
+    assert sorted(number // 2 for _, number in reported_connected) == [0, 1, 2]
+    assert len({pid for pid, _ in reported_connected} | {os.getpid()}) == 4
     assert not forks.is_copy
 
 
 def test_a_copy_that_ends_without_a_word_fails_the_run() -> None:
-    forks = Forks(2, lambda said: None)
+    forks = Forks(2, lambda answer: None)
     if forks.fork():
         os._exit(0)
     with pytest.raises(AssertionError, match="without a word"):

@@ -32,7 +32,7 @@ def machine_with_timers(ahead: list[int]) -> SimulatedBroker:
     machine.run_until_idle()
     topic = clients.topics["d"]
     assert isinstance(topic, ResourceIncarnation)
-    clients.send_delayed(topic, [(-one, 0) for one in ahead])
+    clients.send_delayed(topic, [(-number, 0) for number in ahead])
     service = machine.broker.timers.service
     service.enqueue_limit = service.load_limit = service.fire_limit = 1
     machine.run_steps()

@@ -42,7 +42,7 @@ def test_a_moved_body_stays_for_the_other_group_that_holds_it() -> None:
     core.ack("orders", "g", mine.handle)
     core.clock.advance(12 * HOUR_MS)
     core.run_steps()
-    assert [one.head for one in core.receive("orders", "h")] == [b"one"]
+    assert [delivery.head for delivery in core.receive("orders", "h")] == [b"one"]
 
 
 def test_where_a_body_went_is_forgotten_by_the_next_round_when_no_group_holds_it() -> None:
@@ -97,10 +97,10 @@ def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
             core.run_steps()
         disk.crash(Loss.SCATTERED)
         core.start()
-        found = 0
+        result = 0
         while batch := core.receive("orders", "g"):
-            found += len(batch)
-        assert found == 61
+            result += len(batch)
+        assert result == 61
 
 
 def test_a_body_that_is_due_while_retention_moves_it_comes_back() -> None:
@@ -124,4 +124,4 @@ def test_a_body_that_is_due_while_retention_moves_it_comes_back() -> None:
     core.run_steps()
     core.clock.advance(1_000)
     core.run_steps()
-    assert [one.head for one in core.receive("orders", "g")] == [b"one"]
+    assert [delivery.head for delivery in core.receive("orders", "g")] == [b"one"]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import pytest
+import sim_seeds
 from sim import planted_timers as planted
 
 from popmq.testing.harness.sometimes import StateCounts
@@ -23,10 +24,7 @@ from popmq.testing.timer_world.thousand_timers import (
     seed_of,
 )
 
-HEAVY = 30  # runs of each loss
-each_loss = pytest.mark.parametrize(
-    "loss", range(len(LOSSES)), ids=[f"lost: {loss.value}" for loss in LOSSES]
-)
+HEAVY = 14  # runs of each loss
 
 
 def run(seed: int) -> ThousandTimers:
@@ -71,14 +69,14 @@ def test_a_thousand_timers_outlive_a_broker_that_crashes_all_the_time(loss: int)
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-@each_loss
-def test_none_of_a_thousand_timers_is_early_lost_or_twice_wherever_it_crashes_first(
-    loss: int,
-) -> None:
+def test_none_of_a_thousand_timers_is_early_lost_or_twice_wherever_it_crashes_first() -> None:
     """At some of the writes, as far apart as time allows, of another script for each loss."""
-    last = operations(script=loss)
-    firsts = range(last // HEAVY // 2, last, last // HEAVY + 1)
-    tally = run_all(seed_of(first=first, loss=loss, script=loss) for first in firsts)
+    seeds = []
+    for loss in range(len(LOSSES)):
+        last = operations(script=loss)
+        firsts = range(last // HEAVY // 2, last, last // HEAVY + 1)
+        seeds += [seed_of(first=first, loss=loss, script=loss) for first in firsts]
+    tally = run_all(seeds)
     assert not tally.never
     assert [state.value for state in REACHED if not tally.counts[state]] == []
 
@@ -88,14 +86,14 @@ def crash_everywhere(
 ) -> CrashEverywhereResult:
     """Also prints what it came to."""
     began, world = time.monotonic(), CrashEverywhere(script, copies=2, wants=wants)
-    found = world.run_all()
+    result = world.run_all()
     print(
-        f"script {script}: {world.operations} operations, {found.points} crash points, "
-        f"{found.same} of them in a state that was seen; {found.crashes} crashes, "
-        f"{found.timers} timers, {len(found.stories)} runs with violations; "
+        f"script {script}: {world.operations} operations, {result.points} crash points, "
+        f"{result.same} of them in a state that was seen; {result.crashes} crashes, "
+        f"{result.timers} timers, {len(result.stories)} runs with violations; "
         f"{time.monotonic() - began:.0f} s"
     )
-    return found
+    return result
 
 
 @pytest.mark.long
@@ -104,39 +102,42 @@ def crash_everywhere(
 def test_none_of_a_thousand_timers_is_early_lost_or_twice_with_a_crash_at_every_write(
     script: int,
 ) -> None:
-    found = crash_everywhere(script)
-    print("crashed at\n" + found.tally.table())
-    assert found.stories == []
-    assert found.points >= 3 * TIMERS
-    assert not found.tally.never
+    result = crash_everywhere(script)
+    print("crashed at\n" + result.tally.table())
+    assert result.stories == []
+    assert result.points >= 3 * TIMERS
+    assert not result.tally.never
 
 
 @pytest.mark.heavy
 def test_a_copy_of_the_run_that_crashes_is_the_run_that_crashes_there() -> None:
-    found = crash_everywhere(0, lambda at, loss: at in (1, 1_033) and loss != at % 3)
-    assert len(found.digests) + found.same == found.points == 4
-    assert {seed: OneCrash(seed).run().digest for seed in found.digests} == found.digests
+    result = crash_everywhere(0, lambda at, loss: at in (1, 1_033) and loss != at % 3)
+    assert len(result.digests) + result.same == result.points == 4
+    assert {seed: OneCrash(seed).run().digest for seed in result.digests} == result.digests
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("plant", "promise"),
+    ("plant", "promise", "script"),
     [
-        (planted.cursor_not_moved_at_recovery, "I12 cursor"),
-        (planted.recall_forgotten_at_recovery, "I16 counts-true"),
-        (planted.late_ones_not_in_the_snapshot, "I2 no-limbo"),
-        (planted.queue_cursor_one_too_far, "I1 no-loss"),
+        (planted.cursor_not_moved_at_recovery, "I12 cursor", 0),
+        (planted.recall_forgotten_at_recovery, "I16 counts-true", 0),
+        (planted.late_ones_not_in_the_snapshot, "I2 no-limbo", 2),  # one has some at a snapshot
+        (planted.queue_cursor_one_too_far, "I1 no-loss", 0),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda item: getattr(item, "__name__", ""),
 )
 def test_a_planted_mistake_is_seen_by_a_copy_that_crashes(
-    plant: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None],
+    promise: str,
+    script: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
-    found = crash_everywhere(0, lambda at, loss: at % 151 == 0)
-    assert promise in "\n".join(found.stories)
-    assert "--one-crash --seed " in found.stories[0]
+    result = crash_everywhere(script, lambda at, loss: at % 151 == 0)
+    assert promise in "\n".join(result.stories)
+    assert "--one-crash --seed " in result.stories[0]
 
 
 @pytest.mark.heavy
@@ -152,18 +153,17 @@ def test_a_planted_mistake_is_seen_by_a_copy_that_crashes(
         (planted.slot_cleared_before_its_firings_are_confirmed, {"I1 no-loss", "I2 no-limbo"}),
         (planted.recall_not_written, {"I11 recall"}),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda item: getattr(item, "__name__", ""),
 )
 def test_a_planted_mistake_is_seen_in_a_thousand_timers(
     plant: Callable[[pytest.MonkeyPatch], None], promises: set[str]
 ) -> None:
-    for first in range(1, 2_000, 67):
-        for loss in range(len(LOSSES)):
-            with pytest.MonkeyPatch.context() as patch:
-                plant(patch)
-                world = ThousandTimers(seed_of(first=first, loss=loss))
-                broken = {one.invariant for one in world.run().violations}
-            if broken & promises:
-                print(f"dies first at {first}, lost {LOSSES[loss].value}: {sorted(broken)}")
-                return
-    raise AssertionError("not seen")
+    def breaks(seed: int) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch)
+            broken = {violation.invariant for violation in ThousandTimers(seed).run().violations}
+        return bool(broken & promises)
+
+    losses = range(len(LOSSES))
+    seeds = [seed_of(first=first, loss=loss) for first in range(1, 2_000, 67) for loss in losses]
+    assert sim_seeds.found_at("thousand", plant.__name__, seeds, breaks)

@@ -1,9 +1,5 @@
 """Seeds of the timer's world: 0 early, 0 lost, 0 twice; and every planted mistake is found."""
 
-import os
-import subprocess
-import sys
-import time
 from functools import partial
 
 import pytest
@@ -19,15 +15,7 @@ HEAVY = 4_000  # seeds of a planted mistake; more are run by hand
 
 
 def run(seeds: range) -> StateCounts:
-    """Stops at the first failure."""
-    tally, began = StateCounts(TimerSometimes), time.monotonic()
-    for seed in seeds:
-        outcome = run_timer_seed(seed)
-        assert not outcome.violations, outcome.history(40)
-        tally.add(outcome.tally)
-    a_second = len(seeds) / (time.monotonic() - began)
-    print(f"{len(seeds)} seeds, {a_second:.0f} a second\n{tally.table()}")
-    return tally
+    return sim_seeds.checked(run_timer_seed, seeds, TimerSometimes)
 
 
 def test_no_timer_is_early_lost_or_twice() -> None:
@@ -73,40 +61,13 @@ def test_a_timer_is_kept_whose_unit_was_damaged_after_it_had_rolled() -> None:
 
 @pytest.mark.more
 def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
-    code = (
-        "import logging; logging.disable()\n"
-        "from popmq.testing.simulator import run_overtaken_seed, run_timer_seed\n"
-        "print(*(run_timer_seed(seed).digest for seed in range(1, 16)))"
-    )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1", "77")
-    }
-    assert len(digests) == 1
+    assert len(sim_seeds.digests_under_hash_seeds(run_timer_seed, range(1, 16))) == 1
 
 
 @pytest.mark.more
 def test_a_failed_timer_seed_names_the_command_that_replays_it() -> None:
     outcome = run_timer_seed(3)
-    command = outcome.history().rpartition("replay: ")[2].split()
-    done = subprocess.run(
-        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
-    )
-    assert f"trace {outcome.digest}" in done.stdout
-
-
-def breaks(planted: PlantedTimer, seed: int) -> bool:
-    """Whether the run is broken by the mistake and whole without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        planted.plant(patch)
-        broken = bool(planted.world(seed).run().violations)
-    return broken and not planted.world(seed).run().violations
+    assert f"trace {outcome.digest}" in sim_seeds.replayed(outcome)
 
 
 def marks(planted: PlantedTimer) -> list[pytest.MarkDecorator]:
@@ -121,6 +82,7 @@ def marks(planted: PlantedTimer) -> list[pytest.MarkDecorator]:
     [pytest.param(p, id=p.name, marks=marks(p)) for p in PLANTED_TIMERS],
 )
 def test_planted_mistake_of_timers_is_found(planted: PlantedTimer) -> None:
+    breaks = partial(sim_seeds.breaks, planted.plant, lambda seed: planted.world(seed).run())
     seeds = planted.numbers(planted.seeds)
-    found = sim_seeds.found_at("timers", planted.name, seeds, partial(breaks, planted))
-    assert found, f"{planted.name}: not seen in {planted.seeds} seeds"
+    result = sim_seeds.found_at("timers", planted.name, seeds, breaks)
+    assert result, f"{planted.name}: not seen in {planted.seeds} seeds"

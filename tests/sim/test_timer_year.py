@@ -50,10 +50,12 @@ class Year:
             for _ in range(3):
                 core.send("noise", bytes(60_000))
             core.run_steps()
-            while found := core.receive("orders", "g"):
-                core.ack("orders", "g", *(one.handle for one in found))
-                self.got += [one.head for one in found]
-                assert all(self.due[one.head] <= core.clock.wall_ms() for one in found)
+            while deliveries := core.receive("orders", "g"):
+                core.ack("orders", "g", *(delivery.handle for delivery in deliveries))
+                self.got += [delivery.head for delivery in deliveries]
+                assert all(
+                    self.due[delivery.head] <= core.clock.wall_ms() for delivery in deliveries
+                )
 
     def sizes(self) -> Iterator[tuple[str, int]]:
         folder = SETTINGS.broker.data

@@ -1,6 +1,5 @@
 """Seeds of the transactions' world: each has its one end; and every planted mistake is found."""
 
-import time
 from functools import partial
 
 import pytest
@@ -15,15 +14,7 @@ FEWEST = 120  # in which every rare state is reached
 
 
 def run(seeds: range) -> StateCounts:
-    """Stops at the first failure."""
-    tally, began = StateCounts(TransactionSometimes), time.monotonic()
-    for seed in seeds:
-        outcome = run_transaction_seed(seed)
-        assert not outcome.violations, outcome.history(40)
-        tally.add(outcome.tally)
-    a_second = len(seeds) / (time.monotonic() - began)
-    print(f"{len(seeds)} seeds, {a_second:.0f} a second\n{tally.table()}")
-    return tally
+    return sim_seeds.checked(run_transaction_seed, seeds, TransactionSometimes)
 
 
 def test_every_transaction_has_its_one_end() -> None:
@@ -47,19 +38,12 @@ def test_every_transaction_has_its_one_end_in_a_thousand_seeds() -> None:
     assert not run(range(10_000, 11_000)).never
 
 
-def breaks(planted: PlantedTransaction, seed: int) -> bool:
-    """Whether the run is broken by the mistake and whole without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        planted.plant(patch)
-        broken = bool(run_transaction_seed(seed).violations)
-    return broken and not run_transaction_seed(seed).violations
-
-
 @pytest.mark.more
 @pytest.mark.parametrize(
-    "planted", [pytest.param(one, id=one.name) for one in PLANTED_TRANSACTIONS]
+    "planted", [pytest.param(item, id=item.name) for item in PLANTED_TRANSACTIONS]
 )
 def test_a_planted_mistake_in_transactions_is_found(planted: PlantedTransaction) -> None:
     seeds = range(1, planted.seeds + 1)
-    found = sim_seeds.found_at("transactions", planted.name, seeds, partial(breaks, planted))
-    assert found, f"{planted.name}: not seen in {planted.seeds} seeds"
+    breaks = partial(sim_seeds.breaks, planted.plant, run_transaction_seed)
+    result = sim_seeds.found_at("transactions", planted.name, seeds, breaks)
+    assert result, f"{planted.name}: not seen in {planted.seeds} seeds"

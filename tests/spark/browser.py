@@ -3,11 +3,11 @@
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 _TIMEOUT_S = 60
 _MEASURE = """<script>addEventListener("load", () => {
@@ -55,16 +55,16 @@ class Browser:
             "document.querySelector('iframe').contentDocument.title))</script>"
         )
         dumped = self._run(frame, "--dump-dom", dark=dark)
-        found = re.search(r"\{&quot;wide.*?\}|\{\"wide.*?\}", dumped)
-        assert found is not None, dumped[-500:]
-        return Look(**json.loads(found[0].replace("&quot;", '"')))
+        match = re.search(r"\{&quot;wide.*?\}|\{\"wide.*?\}", dumped)
+        assert match is not None, dumped[-500:]
+        return Look(**json.loads(match[0].replace("&quot;", '"')))
 
     def picture(self, page: Path, to: Path, *, wide: int, high: int, dark: bool = False) -> None:
         self._run(page, f"--screenshot={to}", f"--window-size={wide},{high}", dark=dark)
         assert to.stat().st_size > 0
 
     def _run(self, page: Path, *what: str, dark: bool) -> str:
-        done = subprocess.run(
+        done = run_program(
             [
                 self._binary,
                 *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
@@ -74,10 +74,7 @@ class Browser:
                 *what,
                 page.resolve().as_uri(),
             ],
-            capture_output=True,
-            text=True,
             timeout=_TIMEOUT_S,
-            check=False,
         )
         assert done.returncode == 0, done.stderr[-2_000:]
         return done.stdout

@@ -1,15 +1,9 @@
 """One session of Spark for all of these tests: to start it costs more than any of them."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-_TESTS = str(Path(__file__).parent.parent)
-if _TESTS not in sys.path:
-    sys.path.insert(0, _TESTS)
 
 
 @pytest.fixture(scope="session")

@@ -40,12 +40,12 @@ def dashboard_page(
     dashboard = json.loads(path.read_text(encoding="utf-8"))
     parts, empty = [], []
     for panel in dashboard["panels"]:
-        found = _series(panel, prometheus, concrete, seconds)
-        if not found:
+        series = _series(panel, prometheus, concrete, seconds)
+        if not series:
             empty.append(panel["title"])
         at = panel["gridPos"]
         place = f"grid-column: {at['x'] + 1} / span {at['w']}; grid-row: {at['y'] // at['h'] + 1}"
-        drawn = _stat(found) if panel["type"] == "stat" else _lines(found, panel)
+        drawn = _stat(series) if panel["type"] == "stat" else _lines(series, panel)
         parts.append(f'<section style="{place}"><h2>{escape(panel["title"])}</h2>{drawn}</section>')
     title = escape(dashboard["title"])
     return (
@@ -57,14 +57,14 @@ def dashboard_page(
 def _series(
     panel: dict[str, Any], prometheus: Prometheus, concrete: Concrete, seconds: int
 ) -> Series:
-    found: Series = {}
+    series: Series = {}
     for target in panel["targets"]:
-        for one in prometheus.query_range(concrete(target["expr"]), seconds=seconds, step=2):
-            values = [(int(at) * 1000, float(value)) for at, value in one["values"]]
+        for manifest in prometheus.query_range(concrete(target["expr"]), seconds=seconds, step=2):
+            values = [(int(at) * 1000, float(value)) for at, value in manifest["values"]]
             known = [(at, value) for at, value in values if math.isfinite(value)]
             if known:
-                found[_legend(target["legendFormat"], one["metric"])] = known
-    return found
+                series[_legend(target["legendFormat"], manifest["metric"])] = known
+    return series
 
 
 def _legend(form: str, labels: dict[str, str]) -> str:
@@ -73,8 +73,8 @@ def _legend(form: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda label: labels.get(label[1], ""), form)
 
 
-def _stat(found: Series) -> str:
-    named = {"" if name == "value" else escape(name): values for name, values in found.items()}
+def _stat(results: Series) -> str:
+    named = {"" if name == "value" else escape(name): values for name, values in results.items()}
     cells = [
         f"<div><b>{values[-1][1]:,.0f}</b><span>{name}</span></div>"
         for name, values in named.items()
@@ -82,9 +82,9 @@ def _stat(found: Series) -> str:
     return f'<div class="stat">{"".join(cells)}</div>'
 
 
-def _lines(found: Series, panel: dict[str, Any]) -> str:
+def _lines(results: Series, panel: dict[str, Any]) -> str:
     unit, factor = _UNITS[panel["fieldConfig"]["defaults"]["unit"]]
     scaled = {
-        name: [(at, value * factor) for at, value in values] for name, values in found.items()
+        name: [(at, value * factor) for at, value in values] for name, values in results.items()
     }
     return lines(scaled, unit)

@@ -44,24 +44,24 @@ class Ledger:
     held: int = 0
 
     def note(self, group: str, topic: str, messages: list[api.Message]) -> None:
-        for one in messages:
-            properties = one.system_properties
+        for message in messages:
+            properties = message.system_properties
             self.delivered.setdefault(group, []).append(
                 (topic, properties.message_id, properties.delivery_attempt)
             )
 
     def note_acked(self, group: str, topic: str, messages: list[api.Message]) -> None:
-        found = self.acked.setdefault(group, set())
-        found |= {(topic, one.system_properties.message_id) for one in messages}
+        results = self.acked.setdefault(group, set())
+        results |= {(topic, message.system_properties.message_id) for message in messages}
 
     def count(self, group: str, topic: str) -> int:
-        return sum(one[0] == topic for one in self.delivered.get(group, ()))
+        return sum(entry[0] == topic for entry in self.delivered.get(group, ()))
 
     def acks(self, group: str, topic: str) -> int:
-        return sum(one[0] == topic for one in self.acked.get(group, ()))
+        return sum(entry[0] == topic for entry in self.acked.get(group, ()))
 
     def retries(self, group: str, topic: str) -> int:
-        return sum(one[0] == topic and one[2] > 1 for one in self.delivered.get(group, ()))
+        return sum(entry[0] == topic and entry[2] > 1 for entry in self.delivered.get(group, ()))
 
 
 def create(client: Client) -> None:
@@ -126,9 +126,9 @@ def _crash(endpoint: str, folder: Path) -> int:
 
 def _consume_all(client: Client, ledger: Ledger) -> None:
     until_s = time.monotonic() + SETTLES_S
-    wanted = {("orders", one) for one in ledger.orders}
-    wanted |= {("reminders", one) for one in ledger.reminders}
-    while ledger.acked.get("good", set()) != wanted:
+    expected = {("orders", order) for order in ledger.orders}
+    expected |= {("reminders", reminder) for reminder in ledger.reminders}
+    while ledger.acked.get("good", set()) != expected:
         assert time.monotonic() < until_s, "the good group did not get everything"
         for topic in ("orders", "reminders"):
             got = _receive(client, ledger, "good", topic, 60_000)
@@ -140,22 +140,22 @@ def _consume_all(client: Client, ledger: Ledger) -> None:
 def _forget(client: Client, ledger: Ledger) -> None:
     """Those with an even number are never acked: delivered twice, then dead."""
     until_s = time.monotonic() + SETTLES_S
-    even = {one for one in ledger.orders if one[-1] in "02468"}
+    even = {order for order in ledger.orders if order[-1] in "02468"}
     while True:
         assert time.monotonic() < until_s, "the forgetful group did not settle"
         got = _receive(client, ledger, "forgets", "orders", INVISIBLE_MS)
-        odd = [one for one in got if one.system_properties.message_id not in even]
+        odd = [message for message in got if message.system_properties.message_id not in even]
         if odd:
             client.ack("forgets", "orders", odd)
             ledger.note_acked("forgets", "orders", odd)
-        twice = {one[1] for one in ledger.delivered["forgets"] if one[2] == 2}
+        twice = {forget[1] for forget in ledger.delivered["forgets"] if forget[2] == 2}
         if even <= twice and _dead(client, "forgets") >= len(even):
             return
 
 
 def _dead(client: Client, group: str) -> int:
     reply = client.call_admin(admin.LagRequest(group=group), admin.LagReply)
-    return sum(one.stored for one in reply.dead_letters)
+    return sum(dead_letter.stored for dead_letter in reply.dead_letters)
 
 
 def _receive(

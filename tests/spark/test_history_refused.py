@@ -6,7 +6,7 @@ import pytest
 
 from popmq.common.errors import Refused
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 def test_a_history_that_never_became_complete_is_refused_instead_of_looking_empty(

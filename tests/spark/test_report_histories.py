@@ -25,7 +25,7 @@ from popmq.reports.records.record_layout import RecordLayout
 from popmq.reports.report import BrokerMoment, Report
 from popmq.testing.harness.core_broker import CoreBroker
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 EVERYDAY, ALL = 8, 200
 ACTIONS = 80
@@ -57,23 +57,23 @@ class Recorded:
         from popmq.reports.records.tables import SAMPLES, TableSchema
 
         reports = CoreReports(core)
-        found = reports.describe(*TABLES)
+        tables = reports.describe(*TABLES)
         names = IdNames.from_wire(reports.names())
-        layouts = {one.name: RecordLayout.from_wire(one) for one in found.layouts}
-        recount = Recount(found.end_position)
+        layouts = {layout.name: RecordLayout.from_wire(layout) for layout in tables.layouts}
+        recount = Recount(tables.end_position)
         takes = {"revive": recount.take_revive, "head": recount.take_heads}
         takes["offset"] = recount.take_offsets
-        for partition in sorted(found.partitions, key=lambda one: _ORDER.index(one.layout)):
+        for partition in sorted(tables.partitions, key=lambda item: _ORDER.index(item.layout)):
             data = reports.read(partition)
             if partition.table == "revive":
                 takes[partition.layout](rows_of(layouts[partition.layout], data))
-            end = 0 if partition.table in SAMPLES else found.end_position
+            end = 0 if partition.table in SAMPLES else tables.end_position
             source = Source(broker, partition.topic, partition.queue_id, names, end)
             schema = TableSchema.of(partition.table)
             self.batches[partition.table].append(
                 record_batch(schema, layouts[partition.layout], data, source)
             )
-        moment = (found.epoch, found.end_position, found.wall_ms, found.log_ms, found.sample)
+        moment = (tables.epoch, tables.end_position, tables.wall_ms, tables.log_ms, tables.sample)
         self.moments += (BrokerMoment(broker, *moment),)
         return recount
 
@@ -108,8 +108,8 @@ class FrameInputs:
 def _check_model(life: Life) -> None:
     """Before Spark has its say: the account and the broker's own tables agree."""
     rows = {
-        key: {"ready": one[0], "in_flight": one[1], "lag": sum(one[:3]), "retries": one[3]}
-        for key, one in lag_of(life.core).items()
+        key: {"ready": entry[0], "in_flight": entry[1], "lag": sum(entry[:3]), "retries": entry[3]}
+        for key, entry in lag_of(life.core).items()
     }
     expected = life.lag_rows()
     assert rows.keys() == expected.keys()
@@ -164,19 +164,19 @@ def _run(spark: Any, folder: Path, count: int) -> Recorded:
 
 def _rows_of(life: Life, report: Report, table: str, *key: str) -> dict[Any, dict[str, Any]]:
     """The rows of one history, by their key; its groups and topics end with its seed."""
-    found = {}
+    rows = {}
     for row in report.table(table).rows:
         mine = row.get("group") or row.get("topic") or ""
         if mine[1:] == str(life.seed) or mine in life.topics:
-            found[tuple(row[one] for one in key) if len(key) > 1 else row[key[0]]] = dict(row)
-    return found
+            rows[tuple(row[name] for name in key) if len(key) > 1 else row[key[0]]] = dict(row)
+    return rows
 
 
 def _wrong_lag(life: Life, report: Report) -> list[str]:
     rows = _rows_of(life, report, "groups", "group", "topic")
     expected = life.lag_rows()
     wrong = _differences(life, "lag", rows, expected)
-    moment = next(one for one in report.moments if one.broker == f"broker-{life.seed}")
+    moment = next(moment for moment in report.moments if moment.broker == f"broker-{life.seed}")
     for (group, topic), row in rows.items():
         if (group, topic) in expected:
             wrong += _wrong_age(life, row, moment.wall_ms)
@@ -189,8 +189,8 @@ def _wrong_lag(life: Life, report: Report) -> list[str]:
     }
     wrong += _differences(life, "topics", _rows_of(life, report, "topics", "topic"), kept)
     queues: Counter[tuple[str, str]] = Counter()
-    for one in report.table("queues").rows:
-        queues[one["group"], one["topic"]] += one["lag"]
+    for item in report.table("queues").rows:
+        queues[item["group"], item["topic"]] += item["lag"]
     summed = {key: {"lag": queues[key]} for key in rows}
     return wrong + _differences(life, "sum of queues", summed, expected, only=("lag",))
 
@@ -260,12 +260,12 @@ def _differences(
 
 def _totals(lag: Report, revive: Report) -> dict[str, int]:
     names = ("delivered", "acked", "retried", "dead_lettered", "returned", "undone", "reset")
-    found = {name: sum(row[name] for row in revive.table("groups").rows) for name in names}
+    results = {name: sum(row[name] for row in revive.table("groups").rows) for name in names}
     groups = lag.table("groups").rows
-    found |= {name: sum(row[name] for row in groups) for name in ("lag", "ready", "in_flight")}
+    results |= {name: sum(row[name] for row in groups) for name in ("lag", "ready", "in_flight")}
     statuses = Counter(row["status"] for row in groups)
     return (
-        found
+        results
         | {"stuck": sum(row["stuck"] for row in revive.table("consumers").rows)}
         | {f"status {name}": count for name, count in sorted(statuses.items())}
     )
@@ -285,8 +285,8 @@ def test_what_a_reset_or_a_deletion_ended_is_in_flight_no_more(spark: Any, tmp_p
         core.send("old", b"%d" % number)
 
     def receive(name: str, topic: str = "orders") -> list[bytes]:
-        found = core.receive(topic, name, invisible_ms=3_600_000, client_id=name)
-        return [one.handle for one in found]
+        deliveries = core.receive(topic, name, invisible_ms=3_600_000, client_id=name)
+        return [delivery.handle for delivery in deliveries]
 
     receive("reset")
     again = admin.ResetOffsetRequest(group="reset", topic="orders", newest=True)
@@ -314,7 +314,7 @@ def test_what_a_reset_or_a_deletion_ended_is_in_flight_no_more(spark: Any, tmp_p
     assert consumers["holds"]["held_s"] == pytest.approx(35 * 60, abs=5)
     rows = {row["group"]: row for row in report.table("groups").rows}
     ends = ("delivered", "acked", "dead_lettered", "reset", "in_flight")
-    assert {name: tuple(row[one] for one in ends) for name, row in rows.items()} == {
+    assert {name: tuple(row[end] for end in ends) for name, row in rows.items()} == {
         "reset": (5, 0, 0, 5, 0),
         "rejects": (5, 0, 5, 0, 0),
         "holds": (5, 3, 0, 0, 2),

@@ -3,7 +3,6 @@ the test's own ledger say: over two broker groups, with retries, dead letters an
 consumer."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from e2e.many import Many
 from e2e.processes import role_environment
+from programs import run_program
 from prometheus_client.parser import text_string_to_metric_families
 from report.recount import DeliveryCounts, Recount, rows_of
 from spark.report_load import FAR, HELD, ORDERS, REMINDERS, Ledger, work
@@ -24,7 +24,7 @@ from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 COUNTS = ("ready", "in_flight", "blocked", "retries", "expired")
 
@@ -47,9 +47,9 @@ class Rest:
             with urlopen(f"http://{process['listens']['http.listen']}/metrics", timeout=10) as page:
                 for family in text_string_to_metric_families(page.read().decode()):
                     total += sum(
-                        one.value
-                        for one in family.samples
-                        if one.name == name and labels.items() <= one.labels.items()
+                        sample.value
+                        for sample in family.samples
+                        if sample.name == name and labels.items() <= sample.labels.items()
                     )
         return total
 
@@ -63,11 +63,11 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
         yield Rest(many, work(many.ready.endpoint, folder))
 
 
-def made(spark: Any, rest: Rest, name: str, told: list[str] | None = None) -> Any:
+def made(spark: Any, rest: Rest, name: str, results: list[str] | None = None) -> Any:
     from popmq.reports.inputs import LiveInputs
     from popmq.reports.report_builder import TABLES, ReportOptions, make_report
 
-    tell = ([] if told is None else told).append
+    tell = ([] if results is None else results).append
     return make_report(name, LiveInputs(spark, rest.endpoint, TABLES[name]), ReportOptions(), tell)
 
 
@@ -75,13 +75,12 @@ def by_pair(rows: Any) -> dict[tuple[str, str], Any]:
     return {(row["group"], row["topic"]): row for row in rows}
 
 
-@pytest.mark.timeout(300)
 def test_the_lag_report_says_what_everybody_else_says(spark: Any, rest: Rest) -> None:
     ledger = rest.ledger
     report = made(spark, rest, "lag")
     rows = by_pair(report.table("groups").rows)
-    said = [json.loads(line) for line in rest.many.popmq("lag", "--json").splitlines()]
-    lags = by_pair([one for one in said if "lag" in one])
+    document = [json.loads(line) for line in rest.many.popmq("lag", "--json").splitlines()]
+    lags = by_pair([item for item in document if "lag" in item])
     assert (
         rows.keys()
         == lags.keys()
@@ -115,10 +114,9 @@ def test_the_lag_report_says_what_everybody_else_says(spark: Any, rest: Rest) ->
     assert report.incomplete == ""
     queues = [row for row in report.table("queues").rows if row["group"] == "crashes"]
     assert sum(row["lag"] for row in queues) == held["lag"]
-    assert {row["broker"] for row in queues} == {one.broker for one in report.moments}
+    assert {row["broker"] for row in queues} == {moment.broker for moment in report.moments}
 
 
-@pytest.mark.timeout(300)
 def test_the_revive_report_says_what_everybody_else_says(spark: Any, rest: Rest) -> None:
     ledger = rest.ledger
     report = made(spark, rest, "revive")
@@ -152,11 +150,10 @@ def test_the_revive_report_says_what_everybody_else_says(spark: Any, rest: Rest)
     assert len(report.table("dead_letters").rows) == 20
 
 
-@pytest.mark.timeout(300)
 def test_the_delay_report_says_what_everybody_else_says(spark: Any, rest: Rest) -> None:
-    told: list[str] = []
-    report = made(spark, rest, "delay", told)
-    assert told == [one.title for one in report.tables]
+    answer: list[str] = []
+    report = made(spark, rest, "delay", answer)
+    assert answer == [table.title for table in report.tables]
     (row,) = report.table("topics").rows
     assert (row["topic"], row["fired"], row["early"]) == ("reminders", REMINDERS, 0)
     assert rest.metrics("popmq_timer_dequeue_total") == REMINDERS
@@ -174,19 +171,19 @@ def test_the_recount_in_plain_python_agrees(rest: Rest) -> None:
         assert (len(brokers), incomplete) == (2, "")
         in_flight: dict[str, int] = {}
         for tables in brokers:
-            layouts = {one.name: RecordLayout.from_wire(one) for one in tables.layouts}
+            layouts = {layout.name: RecordLayout.from_wire(layout) for layout in tables.layouts}
             recount = Recount(tables.end_position)
             for layout, take in (("revive", recount.take_revive), ("head", recount.take_heads)):
                 for partition in tables.partitions:
                     if partition.layout == layout:
                         for piece in endpoint.read(tables.broker, partition):
                             take(rows_of(layouts[layout], piece.data))
-            found = IdNames.from_wire(names[tables.broker])
+            wire = IdNames.from_wire(names[tables.broker])
             assert recount.unknown_ends == 0
             for (group, _, _), ends in recount.finish().items():
                 for name in ("delivered", "acked", "retried", "undone", "dead"):
                     setattr(sums, name, getattr(sums, name) + getattr(ends, name))
-                name = found.group(group)
+                name = wire.group(group)
                 in_flight[name] = in_flight.get(name, 0) + ends.in_flight
     assert in_flight == {"good": 0, "forgets": 0, "crashes": ledger.held}
     assert sums.acked == sum(map(len, ledger.acked.values()))
@@ -195,35 +192,30 @@ def test_the_recount_in_plain_python_agrees(rest: Rest) -> None:
     assert sums.dead == ORDERS // 2
 
 
-@pytest.mark.timeout(300)
 def test_the_command_prints_the_same_and_writes_its_files(rest: Rest, tmp_path: Path) -> None:
     page, prom = tmp_path / "delay.html", tmp_path / "delay.prom"
     arguments = ("--json", "--html", str(page), "--prometheus", str(prom), "--csv", str(tmp_path))
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "popmq.cli", "report", "delay", *arguments],
         env=role_environment({"POPMQ_ENDPOINT": rest.endpoint}),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    (row,) = said["topics"]
+    document = json.loads(done.stdout)
+    (row,) = document["topics"]
     assert (row["topic"], row["fired"]) == ("reminders", REMINDERS)
-    assert {one["broker"] for one in said["brokers"]} == {"broker-a", "broker-b"}
+    assert {broker["broker"] for broker in document["brokers"]} == {"broker-a", "broker-b"}
     assert "reminders" in page.read_text()
     (shown,) = [
-        (one.labels, one.value)
+        (sample.labels, sample.value)
         for family in text_string_to_metric_families(prom.read_text())
-        for one in family.samples
-        if one.name == "popmq_report_fired_messages"
+        for sample in family.samples
+        if sample.name == "popmq_report_fired_messages"
     ]
     assert shown == ({"topic": "reminders"}, REMINDERS)
     assert (tmp_path / "delay-topics.csv").read_text().count("\n") == 2
 
 
-@pytest.mark.timeout(300)
 def test_a_history_has_each_row_once_and_makes_the_same_report(
     spark: Any, rest: Rest, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 def test_workers_import_the_pyspark_that_is_installed(spark: Any) -> None:
@@ -16,5 +16,5 @@ def test_workers_import_the_pyspark_that_is_installed(spark: Any) -> None:
 
     import pyspark
 
-    found = spark.sparkContext.range(2).mapPartitions(places).collect()
-    assert set(found) == {pyspark.__file__}
+    result = spark.sparkContext.range(2).mapPartitions(places).collect()
+    assert set(result) == {pyspark.__file__}

@@ -16,7 +16,7 @@ from popmq.proxy.api import definition_pb2 as api
 from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.records.record_layout import RecordLayout
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 MESSAGES = 60
 FOUND_WITHIN_S = 60.0
@@ -82,20 +82,22 @@ def acked(frame: Any) -> int:
 def test_every_table_is_read_as_it_lies_there(spark: Any, quiet: Cluster) -> None:
     """In Spark by columns, in small tasks, and in plain Python by rows: the same."""
     frame = load(spark, quiet, "revive", rowsPerPartition=7)
-    found = sorted(
+    positions = sorted(
         (row["position"], row["kind"], row["epoch"], row["sequence"], row["messages"])
         for row in frame.collect()
     )
     plain = []
     with ReportEndpoint(quiet.endpoints[0]) as endpoint:
         ((tables,), _) = endpoint.describe(["revive"])
-        layout = RecordLayout.from_wire(next(one for one in tables.layouts if one.name == "revive"))
+        layout = RecordLayout.from_wire(
+            next(layout for layout in tables.layouts if layout.name == "revive")
+        )
         for partition in tables.partitions:
             if partition.layout == "revive":
                 for piece in endpoint.read(tables.broker, partition):
                     plain += list(rows_of(layout, piece.data))
     kinds = {1: "CHECK_POINT", 2: "ACK"}
-    assert found == sorted(
+    assert positions == sorted(
         (
             row["position"],
             kinds[row["kind"]],

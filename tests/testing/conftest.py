@@ -1,18 +1,12 @@
-"""A broker in the test's process; `testing.receivers` is made importable."""
+"""A broker in the test's process."""
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from popmq.testing import broker
 from popmq.testing.running_broker import RunningBroker
-
-_TESTS = str(Path(__file__).parent.parent)
-if _TESTS not in sys.path:
-    sys.path.insert(0, _TESTS)
 
 
 @pytest.fixture

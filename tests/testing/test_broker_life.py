@@ -3,13 +3,13 @@
 import gc
 import logging
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from testing.receivers import broker_client, queue_of, wait_until_parked
 
 from popmq.cli.client import CallFailed
@@ -29,7 +29,9 @@ def test_messages_and_handles_survive(b: RunningBroker, kind: str) -> None:
     b.send("orders", b"unread")
     getattr(b, kind)()
     assert b.endpoint == endpoint
-    assert [one.body for one in b.receive("orders", "workers", invisible="12h")] == [b"unread"]
+    assert [message.body for message in b.receive("orders", "workers", invisible="12h")] == [
+        b"unread"
+    ]
     b.ack(held)
     b.advance("60s")
     assert b.receive("orders", "workers") == []
@@ -45,7 +47,7 @@ def test_skipped_time_stays_skipped(b: RunningBroker, kind: str) -> None:
     assert b.now_ms() >= before_ms
     assert b.receive("orders", "workers") == []
     b.advance("1h")
-    assert [one.attempt for one in b.receive("orders", "workers")] == [2]
+    assert [delivery.attempt for delivery in b.receive("orders", "workers")] == [2]
 
 
 def test_a_restart_answers_who_waits(b: RunningBroker, waiting: ThreadPoolExecutor) -> None:
@@ -89,14 +91,14 @@ def test_it_can_crash_again_and_again(tmp_path: Path, in_files: bool) -> None:
             b.send("orders", b"%d" % number)
             b.crash()
         got = b.receive("orders", "workers")
-        assert sorted(int(one.body) for one in got) == list(range(20))
+        assert sorted(int(message.body) for message in got) == list(range(20))
 
 
 def test_files_of_one_run_are_there_in_the_next(tmp_path: Path) -> None:
     with broker(data=tmp_path) as b:
         b.send("orders", b"one")
     with broker(data=str(tmp_path)) as b:
-        assert [one.body for one in b.receive("orders", "workers")] == [b"one"]
+        assert [message.body for message in b.receive("orders", "workers")] == [b"one"]
 
 
 def test_a_broker_in_memory_touches_no_file(
@@ -123,7 +125,7 @@ def test_it_leaves_no_thread_and_no_port_behind(tmp_path: Path) -> None:
             listener.listen()
     gc.collect()
     # grpcio keeps one thread for all event loops of the process, which is its own affair.
-    left = [one.name for one in threading.enumerate() if one not in before]
+    left = [item.name for item in threading.enumerate() if item not in before]
     assert [name for name in left if "_poll_wrapper" not in name] == []
 
 
@@ -160,9 +162,7 @@ for _ in range(2):
 """
     quickest = 1e9
     for _ in range(5):  # a neighbour on the same core makes processor time longer, never shorter
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-        )
+        done = run_program([sys.executable, "-c", script], timeout=60, check=True)
         first, second = (
             [round(float(seconds) * 1000) for seconds in line.split()]
             for line in done.stdout.splitlines()

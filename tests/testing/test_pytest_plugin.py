@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 STRICT = ["-W", "error", "--strict-markers", "-p", "no:cacheprovider"]
@@ -17,14 +17,11 @@ STRICT += ["-p", "no:asyncio"]
 def pytest_run(folder: Path, source: str, *options: str) -> str:
     """Run the file by itself, with a home of its own; returns what pytest printed."""
     (folder / "test_mine.py").write_text(source)
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "pytest", "-q", *STRICT, *options, "test_mine.py"],
         cwd=folder,
         env={**os.environ, "HOME": str(folder)},
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -45,10 +42,22 @@ def test_the_readme_s_example_runs_as_it_stands_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
+def test_the_example_of_the_page_on_containers_runs_as_it_stands_there(tmp_path: Path) -> None:
+    (example,) = examples("docs/how-to/test-with-containers.md")
+    assert "1 passed" in pytest_run(tmp_path, example)
+
+
+@pytest.mark.more
 def test_the_examples_of_the_page_on_testing_run_as_they_stand_there(tmp_path: Path) -> None:
     whole = "\n\n".join(python_blocks("docs/concepts/testing.md"))
     assert whole.count("def test_") >= 3
     assert f"{whole.count('def test_')} passed" in pytest_run(tmp_path, whole)
+
+
+@pytest.mark.more
+def test_the_example_of_the_page_on_the_simulator_runs_as_it_stands_there(tmp_path: Path) -> None:
+    (example,) = python_blocks("docs/concepts/simulator.md")
+    assert "1 passed" in pytest_run(tmp_path, example)
 
 
 @pytest.mark.more

@@ -30,7 +30,7 @@ def test_a_message_becomes_a_dead_letter_in_no_time(b: RunningBroker) -> None:
     started = time.monotonic()
     attempts = []
     for _ in range(3):
-        attempts += [one.attempt for one in b.receive("orders", "workers", invisible="12h")]
+        attempts += [message.attempt for message in b.receive("orders", "workers", invisible="12h")]
         b.advance("12h")
     took_ms = (time.monotonic() - started) * 1000
     assert b.receive("orders", "workers") == []
@@ -52,10 +52,10 @@ def test_a_delayed_message_comes_when_its_time_is_skipped(b: RunningBroker) -> N
     b.advance(timedelta(days=3, seconds=-10))
     assert b.receive("orders", "workers") == []
     b.advance("10s")
-    assert [one.body for one in b.receive("orders", "workers")] == [b"later"]
+    assert [message.body for message in b.receive("orders", "workers")] == [b"later"]
     b.crash()
     b.advance("197d")
-    assert b"far" in [one.body for one in b.receive("orders", "workers")]
+    assert b"far" in [message.body for message in b.receive("orders", "workers")]
 
 
 def test_a_waiting_receive_gets_a_delayed_message_that_became_due(
@@ -65,7 +65,7 @@ def test_a_waiting_receive_gets_a_delayed_message_that_became_due(
     answer = waiting.submit(b.receive, "orders", "workers", wait="20s")
     wait_until_parked(b, answer)
     b.advance("1h")
-    assert [one.body for one in answer.result()] == [b"later"]
+    assert [message.body for message in answer.result()] == [b"later"]
 
 
 def test_what_was_acked_never_comes_back(b: RunningBroker) -> None:
@@ -91,7 +91,7 @@ def test_a_waiting_receive_gets_what_became_due(
     answer = waiting.submit(b.receive, "orders", "workers", wait="20s")
     wait_until_parked(b, answer)
     b.advance("1h")  # the 20 s are over by then as well
-    assert [one.attempt for one in answer.result()] == [2]
+    assert [message.attempt for message in answer.result()] == [2]
 
 
 def test_a_waiting_receive_whose_time_is_skipped_is_answered_with_nothing(
@@ -129,7 +129,7 @@ def test_time_flows_unless_it_is_frozen() -> None:
         assert flowing.now_ms() >= flowing_from_ms + 50
         frozen.advance("1ms")
         assert frozen.now_ms() == frozen_from_ms + 1
-        assert [one.attempt for one in frozen.receive("orders", "workers")] == [2]
+        assert [message.attempt for message in frozen.receive("orders", "workers")] == [2]
 
 
 def test_frozen_time_is_exact_to_the_millisecond() -> None:
@@ -149,10 +149,10 @@ def test_skipped_time_is_what_messages_are_stamped_with(b: RunningBroker) -> Non
     b.send("orders", b"one")
     b.advance("1h")
     with broker_client(b) as client:
-        (one,) = client.receive(
+        (message,) = client.receive(
             "workers", queue_of("orders"), limit=1, wait_ms=0, invisible_ms=1_000
         )
-    stored_ms = one.system_properties.store_timestamp.ToMilliseconds()
+    stored_ms = message.system_properties.store_timestamp.ToMilliseconds()
     assert 0 <= stored_ms - before_ms - 3 * DAY_MS < 60_000
 
 
@@ -162,7 +162,7 @@ def test_messages_of_a_topic_with_a_retention_expire_when_it_is_skipped(b: Runni
     b.advance("1h")
     b.send("prices", b"young")
     b.advance("90m")
-    assert [one.body for one in b.receive("prices", "readers")] == [b"young"]
+    assert [message.body for message in b.receive("prices", "readers")] == [b"young"]
 
 
 def test_old_segments_go_when_the_retention_of_the_store_is_skipped() -> None:
@@ -179,7 +179,7 @@ def test_old_segments_go_when_the_retention_of_the_store_is_skipped() -> None:
         b.advance("73h")
         b.advance("10s")  # retention looks each 10 s
         assert store._log.start > 0
-        left = [one.body[:2] for _ in range(9) for one in b.receive("orders", "readers")]
+        left = [message.body[:2] for _ in range(9) for message in b.receive("orders", "readers")]
         assert 0 < len(left) < 60
         assert b"59" in left
 
@@ -190,17 +190,17 @@ def test_a_group_that_was_made_with_start_newest_misses_what_was_before(b: Runni
     b.send("orders", b"before")
     assert b.receive("orders", "late") == []
     b.send("orders", b"after")
-    assert [one.body for one in b.receive("orders", "late")] == [b"after"]
+    assert [message.body for message in b.receive("orders", "late")] == [b"after"]
 
 
 def test_two_brokers_have_their_own_time_and_messages() -> None:
-    with broker() as one, broker() as other:
-        assert one.endpoint != other.endpoint
-        for b in (one, other):
+    with broker() as running_broker, broker() as other:
+        assert running_broker.endpoint != other.endpoint
+        for b in (running_broker, other):
             b.send("orders", b"x")
             b.receive("orders", "workers")
-        one.advance("1h")
-        assert len(one.receive("orders", "workers")) == 1
+        running_broker.advance("1h")
+        assert len(running_broker.receive("orders", "workers")) == 1
         assert other.receive("orders", "workers") == []
 
 
@@ -209,9 +209,9 @@ def test_two_brokers_have_their_own_time_and_messages() -> None:
     [
         ("-3d", "'-3d' is negative: time does not go back"),
         (timedelta(seconds=-1), "is negative: time does not go back"),
-        ("3 days", "'3 days' is not a duration: write 250ms, 90s, 5m, 1h or 3d"),
-        ("", "'' is not a duration: write 250ms, 90s, 5m, 1h or 3d"),
-        ("--3d", "'--3d' is not a duration: write 250ms, 90s, 5m, 1h or 3d"),
+        ("3 days", "'3 days' is not a duration: write 250ms, 90s, 5m, 1h30m or 3d"),
+        ("", "'' is not a duration: write 250ms, 90s, 5m, 1h30m or 3d"),
+        ("--3d", "'--3d' is not a duration: write 250ms, 90s, 5m, 1h30m or 3d"),
         (90, "90 is not a duration: write '90s', '3d' or a timedelta"),
         ("36501d", "'36501d' is over the limit of 36500d"),
         ("9" * 5_000 + "d", "is over the limit of 36500d"),

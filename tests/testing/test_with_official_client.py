@@ -122,7 +122,7 @@ def test_its_delayed_message_comes_when_time_is_skipped_unless_it_was_recalled(
         b.advance("2d")
         assert b.receive(TOPIC, "workers") == []
         b.advance("1d")
-        assert [one.body for one in b.receive(TOPIC, "workers")] == [b"kept"]
+        assert [delivery.body for delivery in b.receive(TOPIC, "workers")] == [b"kept"]
         with pytest.raises(Exception, match="visible already"):
             producer.recall_message(TOPIC, handles[0])
         producer.shutdown()
@@ -133,13 +133,13 @@ def test_its_long_poll_gets_what_becomes_due(rocketmq: Any) -> None:
         send(rocketmq, b, b"one")
         b.receive(TOPIC, "workers", invisible="1h")
         with consumer_of(rocketmq, b, "workers", wait_s=20) as consumer:
-            found: list[Any] = []
-            receiving = threading.Thread(target=lambda: found.extend(consumer.receive(1, 30)))
+            results: list[Any] = []
+            receiving = threading.Thread(target=lambda: results.extend(consumer.receive(1, 30)))
             receiving.start()
             wait_for(lambda: b._running().broker.broker.polling.count == 1)
             b.advance("1h")
             receiving.join(15)
-            assert [message.delivery_attempt for message in found] == [2]
+            assert [message.delivery_attempt for message in results] == [2]
 
 
 def test_it_starts_when_its_route_comes_before_it_asks(
@@ -157,7 +157,7 @@ def test_it_starts_when_its_route_comes_before_it_asks(
         b.create_topic(TOPIC)
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", answered_first)
         send(rocketmq, b, b"one")
-        assert [one.body for one in b.receive(TOPIC, "workers")] == [b"one"]
+        assert [message.body for message in b.receive(TOPIC, "workers")] == [b"one"]
 
 
 def test_it_goes_on_after_a_crash(rocketmq: Any) -> None:
@@ -225,13 +225,13 @@ def test_its_sql_filter_chooses_by_properties_and_a_wrong_one_is_refused(rocketm
             region = "eu" if number % 3 else "us"
             b.send(TOPIC, f"{number}", properties={"region": region, "price": f"{number}.50"})
         chosen = []
-        wanted = {TOPIC: rocketmq.FilterExpression("region = 'eu' AND price > 15", sql)}
+        expected = {TOPIC: rocketmq.FilterExpression("region = 'eu' AND price > 15", sql)}
         consumer = rocketmq.SimpleConsumer(
-            configuration(b.endpoint, rocketmq.Credentials()), "chosen", wanted, await_duration=1
+            configuration(b.endpoint, rocketmq.Credentials()), "chosen", expected, await_duration=1
         )
         consumer.startup()
-        while found := consumer.receive(16, 60):
-            for message in found:
+        while result := consumer.receive(16, 60):
+            for message in result:
                 chosen.append(int(message.body))
                 consumer.ack(message)
         consumer.subscribe(TOPIC, rocketmq.FilterExpression("region = ", sql))
@@ -277,9 +277,9 @@ class Transactions:
 
 
 def bodies(b: RunningBroker, group: str = "readers") -> list[bytes]:
-    found = b.receive(TOPIC, group)
-    b.ack(*found)
-    return sorted(one.body for one in found)
+    messages = b.receive(TOPIC, group)
+    b.ack(*messages)
+    return sorted(message.body for message in messages)
 
 
 def test_its_transactions_are_committed_and_rolled_back(rocketmq: Any) -> None:
@@ -308,11 +308,11 @@ def test_its_checker_is_asked_about_what_nobody_ended(rocketmq: Any) -> None:
         b.advance("30s")
         assert transactions.was_asked(4)
         assert transactions.asked[3:] == [b"3 later"]
-        found: list[bytes] = []
+        results: list[bytes] = []
         end = time.monotonic() + 10
-        while len(found) < 2 and time.monotonic() < end:
-            found += bodies(b)
-        assert sorted(found) == [b"1 commit", b"3 later"]
+        while len(results) < 2 and time.monotonic() < end:
+            results += bodies(b)
+        assert sorted(results) == [b"1 commit", b"3 later"]
         b.advance("1h")
         assert len(transactions.asked) == 4
         transactions.producer.shutdown()

@@ -79,12 +79,12 @@ class Member(CoreBroker):
         """Body and wall time of all that is in the topic."""
         store, topic = self.broker.store, self.broker.registry.topic("orders")
         queue = store.queue(topic.id, 0)
-        found = store.reader.read(list(queue.units(0, queue.count))) if queue.count else []
-        told = []
-        for one in found:
-            assert not isinstance(one, DamagedMessage)
-            told.append((one.head.decode(), one.header.wall_ms))
-        return told
+        results = store.reader.read(list(queue.units(0, queue.count))) if queue.count else []
+        reporteds = []
+        for result in results:
+            assert not isinstance(result, DamagedMessage)
+            reporteds.append((result.head.decode(), result.header.wall_ms))
+        return reporteds
 
     @property
     def pending(self) -> int:
@@ -162,7 +162,7 @@ class MoveRig:
 
     def lost(self, dead: Member) -> None:
         """What it was asked it will not answer; the asker's connection breaks."""
-        for waits in [one for one in self.waiting if one[0] is dead]:
+        for waits in [entry for entry in self.waiting if entry[0] is dead]:
             self.waiting.remove(waits)
             waits[2](Unavailable(f"{dead.name} broke off", unknown=True))
 
@@ -171,22 +171,22 @@ class MoveRig:
     def tell_peers(self, *absent: str) -> None:
         """As controllers do, in the answers to heartbeats."""
         peers = [
-            BrokerAddress(broker=name, address=name, draining=one.broker.registry.draining)
-            for name, one in self.members.items()
+            BrokerAddress(broker=name, address=name, draining=item.broker.registry.draining)
+            for name, item in self.members.items()
             if name not in absent
         ]
-        for one in self.members.values():
-            if one.mover.wants_peers(one.broker):
-                one.mover.hear(peers)
+        for member in self.members.values():
+            if member.mover.wants_peers(member.broker):
+                member.mover.hear(peers)
 
     def step(self, rounds: int = 1) -> None:
         """Each member's background work; what is asked and answered goes its way."""
         for _ in range(rounds):
             self.tell_peers()
-            for one in self.members.values():
-                one.broker.step()
-                one.mover.step(one.broker)
-                one.run_until_idle()
+            for member in self.members.values():
+                member.broker.step()
+                member.mover.step(member.broker)
+                member.run_until_idle()
 
     def run(self, ms: int = 0, *, parts: int = 20) -> None:
         """Let time pass in parts."""
@@ -205,7 +205,7 @@ class MoveRig:
         raise AssertionError(f"{name} still has {member.pending}: {member.drain(look=True)}")
 
     def fired(self) -> list[str]:
-        return sorted(body for one in self.members.values() for body, _ in one.fired())
+        return sorted(body for member in self.members.values() for body, _ in member.fired())
 
 
 class Way:

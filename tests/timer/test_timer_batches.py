@@ -37,18 +37,18 @@ def test_a_batch_of_firings_leaves_the_state_that_each_of_them_leaves(late: bool
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    one, many = state_with(40), state_with(40)
+    states, many = state_with(40), state_with(40)
     due_ms = sorted(rng.randrange(4 * HOUR) for _ in range(30))
     batch = [
         DueTimer(at, 1_000 + number, QueueUnit(0, 1, 0), 64 + number % 3, late)
         for number, at in enumerate(due_ms)
     ]
     for due in batch:
-        one.ended(FiringToken(due.topic_id, due.due_ms, due.identity, 40, 0, late))
+        states.ended(FiringToken(due.topic_id, due.due_ms, due.identity, 40, 0, late))
     many.on_fired(batch)
-    assert (one.cursor, one.pending) == (many.cursor, many.pending)
-    assert one.cancelled == many.cancelled
-    assert list(one.begin_snapshot()) == list(many.begin_snapshot())
+    assert (states.cursor, states.pending) == (many.cursor, many.pending)
+    assert states.cancelled == many.cancelled
+    assert list(states.begin_snapshot()) == list(many.begin_snapshot())
 
 
 def test_the_daily_count_hears_of_each_timer_of_a_batch() -> None:
@@ -61,15 +61,15 @@ def test_the_daily_count_hears_of_each_timer_of_a_batch() -> None:
         def ended(self, identity: int, topic_id: int) -> None:
             self.ends.append((identity, topic_id))
 
-    state, heard = state_with(3), Heard()
-    state.watch = heard
+    state, states = state_with(3), Heard()
+    state.watch = states
     state.on_fired(
         [
             DueTimer(5, 7, QueueUnit(0, 1, 0), 64, False),
             DueTimer(5, 9, QueueUnit(0, 1, 0), 65, False),
         ]
     )
-    assert heard.ends == [(7, 64), (9, 65)]
+    assert states.ends == [(7, 64), (9, 65)]
 
 
 def test_copies_are_the_records_that_messages_are_put_as() -> None:
@@ -129,8 +129,8 @@ def test_copies_fill_segments_as_messages_do(follows: bool) -> None:
                 copies = [
                     MessageCopy(topic_id, at % 2, 9, t, len(h), h) for at, (t, h) in enumerate(some)
                 ]
-                positions = store.put_copies(copies, stamp)
-                assert positions[-1] == store.last_position
+                put = store.put_copies(copies, stamp)
+                assert put[-1].position == store.last_position
             else:
                 for at, (token, head) in enumerate(some):
                     store.put_message(
@@ -190,10 +190,10 @@ def test_a_timer_without_its_topic_among_many_is_a_dead_letter_and_holds_none_up
     core.broker.registry.delete_topic(gone.name)
     core.run_until_idle()
     core.advance(2 * SECOND)
-    found: list[bytes] = []
+    results: list[bytes] = []
     while batch := received(core):
-        found += batch
-    assert found == [b"m%02d" % at for at in range(30) if at not in (3, 17)]
+        results += batch
+    assert results == [b"m%02d" % at for at in range(30) if at not in (3, 17)]
     service = core.broker.timers.service
     assert (service.fired, service.dead_lettered) == (30, 2)
 

@@ -41,8 +41,8 @@ class PagedFile(ResidentFile):
         self._kept_since = 0
 
     def view_cached(self, size: int, offset: int) -> memoryview | None:
-        wanted = self._pages(min(size, self.size() - offset), offset)
-        if self._evictions and not wanted <= self._in_memory():
+        expected = self._pages(min(size, self.size() - offset), offset)
+        if self._evictions and not expected <= self._in_memory():
             return None
         return super().view_cached(size, offset)
 
@@ -107,18 +107,18 @@ def disk() -> PagedDisk:
 def core(disk: PagedDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreBroker]:
     monkeypatch.setattr(timer_log, "_BLOCKS", 1)  # what the process itself keeps of the TimerLog
     settings = replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path)))
-    made = CoreBroker(disk=disk, settings=settings)
-    made.topic("orders", queues=1, type=MessageType.MIXED)
-    made.group("g")
-    yield made
-    made.broker.release_files()
+    broker = CoreBroker(disk=disk, settings=settings)
+    broker.topic("orders", queues=1, type=MessageType.MIXED)
+    broker.group("g")
+    yield broker
+    broker.broker.release_files()
 
 
 @pytest.fixture
 def reader(core: CoreBroker) -> Reader:
-    made = Reader()
-    core.broker.store.readers = made
-    return made
+    new_reader = Reader()
+    core.broker.store.readers = new_reader
+    return new_reader
 
 
 def send_mixed(core: CoreBroker, first_ms: int) -> None:
@@ -134,7 +134,7 @@ def send_mixed(core: CoreBroker, first_ms: int) -> None:
         )
     for at in range(0, len(entries), 250):
         reply = core.reply(Kind.PUT, hop.encode_put(PutRequest("orders", entries[at : at + 250])))
-        assert {one.code for one in hop.decode_put_reply(reply)} == {Code.OK}
+        assert {result.code for result in hop.decode_put_reply(reply)} == {Code.OK}
     core.run_steps()
     core.advance(2 * SECOND)  # the TimerLog's tail is written
 
@@ -160,10 +160,10 @@ def trips(core: CoreBroker, reader: Reader) -> int:
 
 
 def names(core: CoreBroker) -> list[int]:
-    found: list[int] = []
+    found_names: list[int] = []
     while some := received(core):
-        found += [int(name) for name in some]
-    return found
+        found_names += [int(name) for name in some]
+    return found_names
 
 
 def test_a_slot_that_is_cold_costs_one_trip_and_its_bodies_another_and_is_not_late(

@@ -14,7 +14,8 @@ from popmq.testing.disk.sim_disk import SimDisk
 
 LOSSES = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.NOTHING)
 EACH_LOSS = [
-    pytest.param(one, marks=[] if one is Loss.SCATTERED else [pytest.mark.more]) for one in LOSSES
+    pytest.param(loss, marks=[] if loss is Loss.SCATTERED else [pytest.mark.more])
+    for loss in LOSSES
 ]
 _SLOTS_IN_USE = 60
 
@@ -90,6 +91,7 @@ def cut(rig: Rig, operations: int, work: Callable[[], None]) -> bool:
     return True
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("loss", EACH_LOSS)
 def test_a_crash_at_every_operation_loses_nothing_that_was_vouched_for(loss: Loss) -> None:
     seed = random.randrange(1 << 32)
@@ -144,10 +146,10 @@ def test_a_crash_at_every_operation_of_a_reset_finds_the_old_or_the_new_timers(
         crashed = cut(rig, operations, go_on)
         rig.disk.crash(loss)
         rig.start()
-        found = rig.found()
-        is_old = found == old and rig.files.checkpoint.queue_offset == len(old)
-        is_new = found == rig.added[: len(found)]
-        is_new &= rig.files.checkpoint.queue_offset <= len(found)
+        result = rig.found()
+        is_old = result == old and rig.files.checkpoint.queue_offset == len(old)
+        is_new = result == rig.added[: len(result)]
+        is_new &= rig.files.checkpoint.queue_offset <= len(result)
         assert is_old if not is_new else not is_old
         operations += 1
     assert operations > 8
@@ -172,8 +174,8 @@ def test_a_checkpoint_of_before_a_reset_vouches_for_nothing_behind_it(damaged_at
         rig.disk.crash(Loss.NOTHING)
         rig.flip(CHECKPOINT, damaged_at)
         rig.start()
-        found = rig.found()
-        assert found == old or found == rig.added[: len(found)]
-        assert rig.files.checkpoint.queue_offset <= len(found)
+        result = rig.found()
+        assert result == old or result == rig.added[: len(result)]
+        assert rig.files.checkpoint.queue_offset <= len(result)
         operations += 1
     assert operations > 8

@@ -12,6 +12,7 @@ from timer.timer_client import (
 )
 
 from popmq.common.protocol.messaging_payloads import Kind, RecallResult
+from popmq.common.quantities import iso_time
 from popmq.common.record.message import RecordKind, check_record
 from popmq.common.topics import TIMER_DLQ_TOPIC
 from popmq.common.wire import admin_pb2 as pb
@@ -28,9 +29,9 @@ def explained(core: CoreBroker, message_id: str, group: str = "") -> pb.Explaine
     request = pb.ExplainRequest(message_id=message_id, group=group)
     reply = pb.ExplainReply.FromString(core.reply(Kind.EXPLAIN, request.SerializeToString()))
     (message,) = reply.messages
-    for told in message.groups:
-        assert told.proofs
-        for proof in told.proofs:
+    for explanation in message.groups:
+        assert explanation.proofs
+        for proof in explanation.proofs:
             log = core.broker.store.reader._log
             size = int.from_bytes(log.read_up_to(proof.position, 4), "big")
             header = check_record(log.read_up_to(proof.position, size), 0, proof.position)
@@ -39,20 +40,20 @@ def explained(core: CoreBroker, message_id: str, group: str = "") -> pb.Explaine
     return message
 
 
-def whats(told: pb.Explained) -> list[str]:
-    return [proof.what for proof in told.proofs]
+def whats(explanation: pb.Explained) -> list[str]:
+    return [proof.what for proof in explanation.proofs]
 
 
 def test_a_pending_timer_is_delayed_until_its_time_for_every_group(core: CoreBroker) -> None:
     now_ms = core.clock.wall_ms()
     send_all(core, {"A": HOUR})
     message = explained(core, "A")
-    (told,) = message.groups
+    (explanation,) = message.groups
     assert (message.topic, message.queue_offset) == ("orders", -1)
-    assert (told.group, told.state, told.since_ms) == ("", "DELAYED", now_ms)
-    assert told.until_ms == now_ms + HOUR
-    assert whats(told) == ["timer"]
-    assert str(now_ms + HOUR) in told.proofs[0].text
+    assert (explanation.group, explanation.state, explanation.since_ms) == ("", "DELAYED", now_ms)
+    assert explanation.until_ms == now_ms + HOUR
+    assert whats(explanation) == ["timer"]
+    assert f"due at {iso_time(now_ms + HOUR)}" in explanation.proofs[0].text
     assert explained(core, "A", "g").groups[0].group == "g"
 
 
@@ -60,9 +61,9 @@ def test_a_rescheduled_timer_is_delayed_until_its_new_time(core: CoreBroker) -> 
     now_ms = core.clock.wall_ms()
     send_all(core, {"A": MINUTE})
     reschedule(core, "A", now_ms + HOUR)
-    (told,) = explained(core, "A").groups
-    assert (told.state, told.until_ms) == ("DELAYED", now_ms + HOUR)
-    assert whats(told) == ["timer", "timer"]
+    (explanation,) = explained(core, "A").groups
+    assert (explanation.state, explanation.until_ms) == ("DELAYED", now_ms + HOUR)
+    assert whats(explanation) == ["timer", "timer"]
     core.advance(HOUR)
     assert explained(core, "A", "g").groups[0].state == "READY"
 
@@ -71,19 +72,22 @@ def test_a_recalled_timer_is_recalled(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
     recall(core, "A")
     for _ in range(2):
-        (told,) = explained(core, "A").groups
-        assert (told.state, whats(told)) == ("RECALLED", ["timer"])
+        (explanation,) = explained(core, "A").groups
+        assert (explanation.state, whats(explanation)) == ("RECALLED", ["timer"])
         core.advance(2 * MINUTE)
 
 
 def test_a_fired_timer_lives_on_from_its_firing(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
     core.advance(MINUTE)
-    (told,) = explained(core, "A", "g").groups
-    assert (told.state, whats(told)) == ("READY", ["timer", "firing"])
+    (explanation,) = explained(core, "A", "g").groups
+    assert (explanation.state, whats(explanation)) == ("READY", ["timer", "firing"])
     assert received(core) == [b"A"]
-    (told,) = explained(core, "A", "g").groups
-    assert (told.state, whats(told)[:3]) == ("ACKED", ["timer", "firing", "check point"])
+    (explanation,) = explained(core, "A", "g").groups
+    assert (explanation.state, whats(explanation)[:3]) == (
+        "ACKED",
+        ["timer", "firing", "check point"],
+    )
     assert recall(core, "A") is RecallResult.ALREADY_VISIBLE
 
 
@@ -91,18 +95,18 @@ def test_a_timer_of_a_deleted_topic_is_told_until_it_is_a_dead_letter(core: Core
     send_all(core, {"A": MINUTE})
     core.broker.registry.delete_topic("orders")
     core.run_until_idle()
-    (told,) = explained(core, "A").groups
-    assert told.state == "DELAYED"
-    assert TIMER_DLQ_TOPIC in told.next
+    (explanation,) = explained(core, "A").groups
+    assert explanation.state == "DELAYED"
+    assert TIMER_DLQ_TOPIC in explanation.next
     core.advance(MINUTE)
-    (told,) = explained(core, "A").groups
-    assert (told.state, whats(told)) == ("DEAD_LETTERED", ["timer", "firing"])
+    (explanation,) = explained(core, "A").groups
+    assert (explanation.state, whats(explanation)) == ("DEAD_LETTERED", ["timer", "firing"])
 
 
 def test_long_after_its_time_nobody_claims_to_know_why_it_is_gone(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE, "later": HOUR})
     recall(core, "A")
     core.advance(2 * HOUR)
-    (told,) = explained(core, "A").groups
-    assert told.state == "UNKNOWN"
-    assert "recalled" in told.text
+    (explanation,) = explained(core, "A").groups
+    assert explanation.state == "UNKNOWN"
+    assert "recalled" in explanation.text

@@ -31,11 +31,11 @@ LIMITED = replace(SMALL, timer=replace(SMALL.timer, slot_limit=LIMIT))  # of a w
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker(settings=LIMITED)
-    made.topic("orders", queues=1, type=MessageType.MIXED)
-    made.group("g")
-    made.run_steps()
-    return made
+    broker = CoreBroker(settings=LIMITED)
+    broker.topic("orders", queues=1, type=MessageType.MIXED)
+    broker.group("g")
+    broker.run_steps()
+    return broker
 
 
 def put(core: CoreBroker, due_ms: int, name: str = "") -> PutResult:
@@ -174,7 +174,7 @@ def test_more_far_timers_than_the_bound_are_forgotten_by_slot(
         for _ in range(LIMIT):
             assert takes(core, due_ms + slot * SECOND)
         core.run_steps()
-    named = {one.name: one.value for one in timer_metrics(core.broker)}
+    named = {timer_metric.name: timer_metric.value for timer_metric in timer_metrics(core.broker)}
     assert named["timer_far_held"] == 2 * LIMIT
     assert named["timer_far_forgotten"] == LIMIT
     forget_counts(core)

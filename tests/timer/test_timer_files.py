@@ -60,8 +60,8 @@ def test_what_was_flushed_is_found_after_a_crash(rig: Rig) -> None:
     assert rig.found() == rig.added
     assert rig.files.last_unit is not None
     assert rig.files.last_unit.identity == 4
-    found = rig.files.checkpoint
-    assert (found.last_read_ms, found.queue_offset, found.epoch) == (3000, 202, 3)
+    check_point = rig.files.checkpoint
+    assert (check_point.last_read_ms, check_point.queue_offset, check_point.epoch) == (3000, 202, 3)
 
 
 def test_units_behind_the_checkpoint_that_are_whole_are_counted_once(rig: Rig) -> None:
@@ -350,16 +350,16 @@ def test_after_a_sync_that_failed_nothing_is_vouched_for(rig: Rig, sync: int) ->
 def test_nothing_is_written_while_nothing_changes(rig: Rig) -> None:
     fill(rig, 5)
     rig.flush()
-    made = rig.files.flushes
+    flushes = rig.files.flushes
     for _ in range(29):
         rig.last_read_ms += 1000
         rig.flush()
-    assert rig.files.flushes == made
+    assert rig.files.flushes == flushes
     rig.last_read_ms += 1000
     rig.flush()
-    found = read_checkpoint(rig.disk, CHECKPOINT)
-    assert found is not None
-    assert found.last_read_ms == 30_000
+    check_point = read_checkpoint(rig.disk, CHECKPOINT)
+    assert check_point is not None
+    assert check_point.last_read_ms == 30_000
 
 
 def test_who_adds_is_told_when_too_much_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,10 @@ def core() -> CoreBroker:
 
 
 def core_with(settings: Settings = SMALL) -> CoreBroker:
-    made = CoreBroker(settings=settings)
-    made.topic("orders", queues=1, type=MessageType.MIXED)
-    made.group("g")
-    return made
+    broker = CoreBroker(settings=settings)
+    broker.topic("orders", queues=1, type=MessageType.MIXED)
+    broker.group("g")
+    return broker
 
 
 def send(core: CoreBroker, name: str, due_ms: int) -> None:
@@ -41,9 +41,9 @@ def send(core: CoreBroker, name: str, due_ms: int) -> None:
 
 
 def received(core: CoreBroker) -> list[bytes]:
-    found = core.receive("orders", "g")
-    core.ack("orders", "g", *(one.handle for one in found))
-    return [one.head for one in found]
+    deliveries = core.receive("orders", "g")
+    core.ack("orders", "g", *(delivery.handle for delivery in deliveries))
+    return [delivery.head for delivery in deliveries]
 
 
 def recalls(core: CoreBroker) -> tuple[TimerRecall, int]:
@@ -53,12 +53,12 @@ def recalls(core: CoreBroker) -> tuple[TimerRecall, int]:
 def fire(core: CoreBroker, timers: int) -> None:
     """Step until so many fired; nothing of it is confirmed."""
     service = core.broker.timers.service
-    wanted = service.fired + timers
+    expected = service.fired + timers
     for _ in range(100):
         core.broker.step()
-        if service.fired == wanted:
+        if service.fired == expected:
             return
-    raise AssertionError(f"{service.fired} fired, not {wanted}")
+    raise AssertionError(f"{service.fired} fired, not {expected}")
 
 
 def test_a_wheel_of_which_nothing_fired_yet_goes_on_where_it_stood(core: CoreBroker) -> None:

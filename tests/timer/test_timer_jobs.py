@@ -209,7 +209,7 @@ def test_what_is_not_in_the_wheel_yet_is_listed_too(core: CoreBroker) -> None:
     crash(core)
     core.broker.timers.service.enqueue_limit = 0
     reply = list_timers(core)
-    assert [one.message_id for one in reply.timers] == []
+    assert [timer.message_id for timer in reply.timers] == []
     assert "1 timers are on their way" in reply.incomplete
 
 
@@ -356,8 +356,8 @@ def test_a_forecast_counts_by_topic_and_by_time(core: CoreBroker) -> None:
     send_all(core, ahead)
     send_all(core, {"f": 3 * MINUTE}, topic="others")
     reply = forecast(core)
-    assert [(one.topic, one.count) for one in reply.pending] == [("orders", 5), ("others", 1)]
-    assert {one.within_ms: one.count for one in reply.buckets if one.count} == {
+    assert [(item.topic, item.count) for item in reply.pending] == [("orders", 5), ("others", 1)]
+    assert {bucket.within_ms: bucket.count for bucket in reply.buckets if bucket.count} == {
         5 * SECOND: 1,
         MINUTE: 2,
         5 * MINUTE: 1,
@@ -367,8 +367,10 @@ def test_a_forecast_counts_by_topic_and_by_time(core: CoreBroker) -> None:
     assert reply.buckets[-1].within_ms == -1
     assert reply.next_due_ms == core.clock.wall_ms() + 2_500
     one_topic = forecast(core, "others")
-    assert [(one.topic, one.count) for one in one_topic.pending] == [("others", 1)]
-    assert {one.within_ms: one.count for one in one_topic.buckets if one.count} == {5 * MINUTE: 1}
+    assert [(item.topic, item.count) for item in one_topic.pending] == [("others", 1)]
+    assert {bucket.within_ms: bucket.count for bucket in one_topic.buckets if bucket.count} == {
+        5 * MINUTE: 1
+    }
     assert one_topic.next_due_ms == core.clock.wall_ms() + 3 * MINUTE
 
 
@@ -376,7 +378,9 @@ def test_a_forecast_does_not_count_what_was_recalled(core: CoreBroker) -> None:
     """Nor do others in the same slot go uncounted; one whose unit rolls counts where that is."""
     send_all(core, {"a": 30_000, "b": 30_000, "c": 10 * MINUTE, "far": 3 * HOUR})
     recall(core, "a")
-    assert {one.within_ms: one.count for one in forecast(core).buckets if one.count} == {
+    assert {
+        bucket.within_ms: bucket.count for bucket in forecast(core).buckets if bucket.count
+    } == {
         MINUTE: 1,
         15 * MINUTE: 1,
         HOUR: 1,
@@ -384,21 +388,23 @@ def test_a_forecast_does_not_count_what_was_recalled(core: CoreBroker) -> None:
     for message_id in ("b", "far"):
         recall(core, message_id)
     send_all(core, {"d": 2 * MINUTE})
-    assert {one.within_ms: one.count for one in forecast(core).buckets if one.count} == {
+    assert {
+        bucket.within_ms: bucket.count for bucket in forecast(core).buckets if bucket.count
+    } == {
         5 * MINUTE: 1,
         15 * MINUTE: 1,
         HOUR: 1,
     }
     for message_id in ("c", "d"):
         recall(core, message_id)
-    assert sum(one.count for one in forecast(core).buckets) == 0, "nothing is pending"
+    assert sum(bucket.count for bucket in forecast(core).buckets) == 0, "nothing is pending"
 
 
 def test_a_forecast_of_nothing_is_empty(core: CoreBroker) -> None:
     reply = forecast(core)
     assert list(reply.pending) == []
     assert reply.next_due_ms == 0
-    assert sum(one.count for one in reply.buckets) == 0
+    assert sum(bucket.count for bucket in reply.buckets) == 0
     send_all(core, {"A": MINUTE})
     recall(core, "A")
     assert forecast(core).next_due_ms == 0

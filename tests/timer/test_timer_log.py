@@ -135,12 +135,12 @@ def test_units_of_all_slots_are_read_from_the_newest_down(disk: SimDisk, flushed
         log.append(unit(number, slot=number % 7), now_ms=0)
         if number + 1 == flushed:
             log.flush()
-    found: list[int] = []
+    result: list[int] = []
     position = log.end
     while position > log.start:
         units, position = log.units_before(position, 50)
-        found += [unit.position // 100 for unit in units]
-    assert found == list(range(299, -1, -1))
+        result += [unit.position // 100 for unit in units]
+    assert result == list(range(299, -1, -1))
 
 
 class ColdFile(ResidentFile):

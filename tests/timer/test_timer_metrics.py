@@ -27,11 +27,11 @@ def core() -> CoreBroker:
 
 
 def metrics(core: CoreBroker) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in broker_metrics(core.broker):
-        if one.name.startswith("timer_"):
-            found[one.name[6:] + one.labels.get("topic", "")] = one.value
-    return found
+    found_metrics: dict[str, float] = {}
+    for metric in broker_metrics(core.broker):
+        if metric.name.startswith("timer_"):
+            found_metrics[metric.name[6:] + metric.labels.get("topic", "")] = metric.value
+    return found_metrics
 
 
 def test_the_life_of_timers_is_counted(core: CoreBroker) -> None:
@@ -39,19 +39,23 @@ def test_the_life_of_timers_is_counted(core: CoreBroker) -> None:
     recall(core, "B")
     reschedule(core, "C", core.clock.wall_ms() + MINUTE)
     core.run_steps()
-    found = metrics(core)
-    assert (found["enqueue"], found["dequeue"]) == (5, 0)
-    assert (found["recalled"], found["rescheduled"], found["cancelled_held"]) == (1, 1, 2)
-    assert found["timing_messagesorders"] == 3
+    found_metrics = metrics(core)
+    assert (found_metrics["enqueue"], found_metrics["dequeue"]) == (5, 0)
+    assert (
+        found_metrics["recalled"],
+        found_metrics["rescheduled"],
+        found_metrics["cancelled_held"],
+    ) == (1, 1, 2)
+    assert found_metrics["timing_messagesorders"] == 3
     core.clock.advance(SECOND + 250)
     core.run_steps()
     core.advance(2 * HOUR)
-    found = metrics(core)
-    assert found["dequeue"] == 2
-    assert found["lateness_seconds"] >= 0.25
-    assert found["rolled"] > 0
-    assert found["timing_messagesorders"] == 1
-    assert (found["enqueue_lag_seconds"], found["dequeue_lag_seconds"]) == (0, 0)
+    found_metrics = metrics(core)
+    assert found_metrics["dequeue"] == 2
+    assert found_metrics["lateness_seconds"] >= 0.25
+    assert found_metrics["rolled"] > 0
+    assert found_metrics["timing_messagesorders"] == 1
+    assert (found_metrics["enqueue_lag_seconds"], found_metrics["dequeue_lag_seconds"]) == (0, 0)
 
 
 def test_an_enqueue_that_is_stuck_has_a_lag_that_grows(core: CoreBroker) -> None:
@@ -62,15 +66,15 @@ def test_an_enqueue_that_is_stuck_has_a_lag_that_grows(core: CoreBroker) -> None
     core.advance(5 * SECOND)
     send(core, "B", core.clock.wall_ms() + HOUR)
     core.advance(5 * SECOND)
-    found = metrics(core)
-    assert found["enqueue_lag_messages"] == 2
-    assert found["enqueue_lag_seconds"] == 10
-    assert found["dequeue_lag_seconds"] > 8
+    found_metrics = metrics(core)
+    assert found_metrics["enqueue_lag_messages"] == 2
+    assert found_metrics["enqueue_lag_seconds"] == 10
+    assert found_metrics["dequeue_lag_seconds"] > 8
     waiting.clear()
     core.run_steps()
-    found = metrics(core)
-    assert (found["enqueue_lag_messages"], found["enqueue_lag_seconds"]) == (0, 0)
-    assert found["dequeue_lag_seconds"] == 0
+    found_metrics = metrics(core)
+    assert (found_metrics["enqueue_lag_messages"], found_metrics["enqueue_lag_seconds"]) == (0, 0)
+    assert found_metrics["dequeue_lag_seconds"] == 0
 
 
 def test_topics_are_labels_up_to_a_limit(core: CoreBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,17 +85,17 @@ def test_topics_are_labels_up_to_a_limit(core: CoreBroker, monkeypatch: pytest.M
     send_all(core, {"C": HOUR}, topic="others")
     send_all(core, {"D": HOUR}, topic="deleted")
     core.broker.registry.delete_topic("deleted")
-    found = metrics(core)
-    assert found["timing_messagesorders"] == 2
-    assert found["timing_messages_others"] == 2
-    assert "timing_messagesothers" not in found
+    found_metrics = metrics(core)
+    assert found_metrics["timing_messagesorders"] == 2
+    assert found_metrics["timing_messages_others"] == 2
+    assert "timing_messagesothers" not in found_metrics
 
 
 def forecast(core: CoreBroker) -> dict[str, float]:
     return {
-        one.labels["within_seconds"]: one.value
-        for one in broker_metrics(core.broker)
-        if one.name == "timer_forecast_messages" and one.value
+        metric.labels["within_seconds"]: metric.value
+        for metric in broker_metrics(core.broker)
+        if metric.name == "timer_forecast_messages" and metric.value
     }
 
 

@@ -24,8 +24,8 @@ def test_pending_timers_of_a_drained_group_fire_once_at_the_others() -> None:
     assert rig["b"].pending + rig["c"].pending == 700
     assert rig["b"].pending > 0
     assert rig["c"].pending > 0
-    told = rig["a"].drain(look=True)
-    assert (told.timers, told.leaving, told.moved, told.waits) == (0, 0, 700, "")
+    reply = rig["a"].drain(look=True)
+    assert (reply.timers, reply.leaving, reply.moved, reply.waits) == (0, 0, 700, "")
     rig.run(HOUR + MINUTE)
     assert rig.fired() == sorted(ids(700))
     assert rig["a"].fired() == []
@@ -40,12 +40,12 @@ def test_a_forecast_does_not_count_what_was_moved_away() -> None:
     while rig["a"].pending:
         rig.clock.advance(1)
         rig.step()
-        counted = [sum(one.count for one in forecast(rig[name]).buckets) for name in "abc"]
+        counted = [sum(bucket.count for bucket in forecast(rig[name]).buckets) for name in "abc"]
         assert counted[0] == rig["a"].pending
         seen.add(counted[0])
     assert len(seen) > 2
     rig.move_all("a")
-    assert sum(sum(one.count for one in forecast(rig[name]).buckets) for name in "abc") == 700
+    assert sum(sum(bucket.count for bucket in forecast(rig[name]).buckets) for name in "abc") == 700
 
 
 def test_a_timer_beyond_the_wheels_window_moves_too() -> None:
@@ -53,7 +53,7 @@ def test_a_timer_beyond_the_wheels_window_moves_too() -> None:
     send_ids(rig["a"], ids(5), 300 * 24 * HOUR)  # the wheel has an hour
     rig["a"].drain()
     rig.move_all("a")
-    assert [one.message_id for one in list_timers(rig["b"]).timers] == ids(5)
+    assert [timer.message_id for timer in list_timers(rig["b"]).timers] == ids(5)
 
 
 def test_a_timer_that_is_due_at_once_is_fired_where_it_is() -> None:
@@ -72,9 +72,9 @@ def test_without_another_group_the_timers_stay_and_the_drain_says_why() -> None:
     send_ids(rig["a"], ids(3), MINUTE)
     assert "no other" not in rig["a"].drain().waits
     rig.step(3)
-    told = rig["a"].drain(look=True)
-    assert told.timers == 3
-    assert "no other broker group takes them" in told.waits
+    reply = rig["a"].drain(look=True)
+    assert reply.timers == 3
+    assert "no other broker group takes them" in reply.waits
     rig.run(2 * MINUTE)
     assert rig.fired() == ids(3)
 
@@ -85,8 +85,8 @@ def test_until_a_controller_has_said_so_nobody_is_told_that_there_is_no_other_gr
     for _ in range(2):  # what was said in an earlier drain says nothing of this one
         rig["a"].drain()
         rig["a"].mover.step(rig["a"].broker)
-        said = rig["a"].drain(look=True).waits
-        assert said == "no controller has said yet where the other broker groups are"
+        text = rig["a"].drain(look=True).waits
+        assert text == "no controller has said yet where the other broker groups are"
         rig.tell_peers("b")
         rig["a"].mover.step(rig["a"].broker)
         assert "no other broker group takes them" in rig["a"].drain(look=True).waits
@@ -143,12 +143,12 @@ def test_undo_ends_the_batch_that_is_on_its_way_and_moves_no_more() -> None:
     rig["a"].drain(undo=True)
     rig.cut.clear()
     rig.run(MINUTE)
-    told = rig["a"].drain(undo=True, look=True)
-    assert not told.draining
-    assert told.leaving == 0
-    assert 0 < told.moved < 50
-    assert told.timers + told.moved == 50
-    assert rig["b"].pending == told.moved
+    reply = rig["a"].drain(undo=True, look=True)
+    assert not reply.draining
+    assert reply.leaving == 0
+    assert 0 < reply.moved < 50
+    assert reply.timers + reply.moved == 50
+    assert rig["b"].pending == reply.moved
     send(rig["a"], "new", rig.clock.wall_ms() + HOUR)
     rig.run(2 * HOUR)
     assert rig.fired() == sorted([*ids(50), "new"])
@@ -169,9 +169,9 @@ def test_a_tenth_of_what_may_be_remembered_is_left_to_recalls() -> None:
     send_ids(rig["a"], ids(120), HOUR)
     rig["a"].drain()
     rig.run(5 * SECOND)
-    told = rig["a"].drain(look=True)
-    assert (told.moved, told.timers) == (90, 30)
-    assert "timer.cancelled_limit" in told.waits
+    reply = rig["a"].drain(look=True)
+    assert (reply.moved, reply.timers) == (90, 30)
+    assert "timer.cancelled_limit" in reply.waits
     assert rig["a"].recall("T119").outcome == RecallResult.DONE
 
 
@@ -180,8 +180,8 @@ def test_a_recall_of_a_moved_timer_names_the_group_that_has_it() -> None:
     send_ids(rig["a"], ids(2), HOUR)
     rig["a"].drain()
     rig.move_all("a")
-    told = rig["a"].recall("T0")
-    assert (told.outcome, list(told.moved_to)) == (RecallResult.NOT_FOUND, ["b"])
+    reply = rig["a"].recall("T0")
+    assert (reply.outcome, list(reply.moved_to)) == (RecallResult.NOT_FOUND, ["b"])
     assert rig["b"].recall("T0").outcome == RecallResult.DONE
     assert rig["b"].recall("T0").outcome == RecallResult.DONE
     assert reschedule(rig["a"], "T1", -MINUTE).outcome == RecallResult.NOT_FOUND
@@ -309,9 +309,9 @@ def test_timers_of_a_topic_that_the_other_group_does_not_know_yet_wait_for_it() 
     rig["b"].broker.registry.owner = "c"
     rig["a"].drain()
     rig.run(5 * SECOND)
-    told = rig["a"].drain(look=True)
-    assert told.leaving == 1
-    assert "has no topic fresh" in told.waits
+    reply = rig["a"].drain(look=True)
+    assert reply.leaving == 1
+    assert "has no topic fresh" in reply.waits
     assert rig["b"].broker.registry.missing_topics == {"fresh"}
     rig["b"].broker.registry.owner = ""
     rig["b"].topic("fresh", type=MessageType.DELAY)

@@ -12,24 +12,24 @@ from popmq.testing.disk.sim_disk import SimDisk
 IDS = [f"T{number}" for number in range(8)]
 
 
-def crashed_move(who: str, operations: int, loss: Loss) -> tuple[MoveRig, bool]:
+def crashed_move(client: str, operations: int, loss: Loss) -> tuple[MoveRig, bool]:
     """Two batches; the power of one side goes at that operation, if it comes to that."""
     rig = MoveRig("a", "b", seed=operations, moves_per_second=4)
     send_ids(rig["a"], IDS, HOUR)
-    disk = rig[who].disk
+    disk = rig[client].disk
     assert isinstance(disk, SimDisk)
     disk.faults.cut_at(operations)
     crashed = False
     try:
         rig["a"].drain()
         _move(rig)
-        rig[who].stop()  # it writes a snapshot
+        rig[client].stop()  # it writes a snapshot
         disk.faults.heal()
     except PowerCut:
         crashed = True
-        rig[who].crash(loss)
+        rig[client].crash(loss)
     else:
-        rig[who].start()
+        rig[client].start()
     if not rig["a"].broker.registry.draining:
         rig["a"].drain()
     _move(rig)
@@ -48,8 +48,8 @@ def _move(rig: MoveRig) -> None:
 @pytest.mark.parametrize(
     "loss",
     [
-        pytest.param(one, marks=[] if one is Loss.SCATTERED else [pytest.mark.more])
-        for one in LOSSES
+        pytest.param(loss, marks=[] if loss is Loss.SCATTERED else [pytest.mark.more])
+        for loss in LOSSES
     ],
 )
 @pytest.mark.parametrize("who", ["a", "b"])
@@ -60,7 +60,7 @@ def test_a_crash_at_every_operation_loses_no_timer_and_doubles_none(who: str, lo
         assert rig["b"].pending == len(IDS), operations
         assert recall(rig["b"], IDS[operations % len(IDS)]) is RecallResult.DONE
         rig.run(2 * HOUR, parts=6)
-        left = sorted(one for one in IDS if one != IDS[operations % len(IDS)])
+        left = sorted(item for item in IDS if item != IDS[operations % len(IDS)])
         assert rig.fired() == left, operations
         operations += 1
     assert operations > 15

@@ -37,7 +37,9 @@ class Replica(Slave, Member):
 def state(member: Member) -> list[bytes]:
     timers = member.broker.timers
     return [
-        piece for one in (timers.departures, timers.arrivals) for piece, _ in one.begin_snapshot()
+        piece
+        for departure in (timers.departures, timers.arrivals)
+        for piece, _ in departure.begin_snapshot()
     ]
 
 

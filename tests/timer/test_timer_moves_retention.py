@@ -53,6 +53,7 @@ class Link:
             self.core.run_until_idle()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("moved_before", [False, True])
 def test_what_leaves_is_read_where_retention_put_it(
@@ -71,7 +72,7 @@ def test_what_leaves_is_read_where_retention_put_it(
     departures = core.broker.timers.departures
     assert len(departures.leaving) == 5
     core.broker.registry.set_draining(False)  # so that noise is taken; the batch stays on its way
-    before = {one.position for one in departures.leaving}
+    before = {item.position for item in departures.leaving}
     for _ in range(3):
         pass_days(core, 4)
         if restarts:
@@ -79,16 +80,16 @@ def test_what_leaves_is_read_where_retention_put_it(
             core.start()
             link.start()
     departures = core.broker.timers.departures
-    assert before.isdisjoint({one.position for one in departures.leaving})
-    assert min(one.position for one in departures.leaving) >= core.broker.store.start
+    assert before.isdisjoint({item.position for item in departures.leaving})
+    assert min(item.position for item in departures.leaving) >= core.broker.store.start
     link.asked.clear()
     link.up = True
     link.step()
     assert not departures.is_under_way
     assert departures.moved == 5
     (asked,) = link.asked
-    assert sorted(one.head for one in asked.timers) == [b"timer %d" % n for n in range(5)]
-    assert [one.move for one in asked.timers] == [1, 2, 3, 4, 5]
+    assert sorted(timer.head for timer in asked.timers) == [b"timer %d" % n for n in range(5)]
+    assert [timer.move for timer in asked.timers] == [1, 2, 3, 4, 5]
     pass_days(core, 8)  # and then they go
     assert core.broker.timers.state.pending_total == 0
 
@@ -100,7 +101,7 @@ def test_a_body_that_moved_a_moment_ago_leaves_from_its_new_place(tmp_path: Path
         send_in(core, b"timer %d" % number, 60 * DAY_MS)
     core.run_steps()
     end, bodies = core.broker.store.end, core.broker.timers.bodies
-    for body in [one for piece in bodies.bodies_below(end) for one in piece]:
+    for body in [live_body for piece in bodies.bodies_below(end) for live_body in piece]:
         bodies.move(body)
     core.run_until_idle()
     core.run_steps()
@@ -111,4 +112,4 @@ def test_a_body_that_moved_a_moment_ago_leaves_from_its_new_place(tmp_path: Path
     link.step(5)
     leaving = core.broker.timers.departures.leaving
     assert len(leaving) == 3
-    assert min(one.position for one in leaving) >= end
+    assert min(timer.position for timer in leaving) >= end

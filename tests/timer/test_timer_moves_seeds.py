@@ -52,26 +52,26 @@ class Run:
         """Whoever's power went: it starts anew, and may lose its power in the start."""
         for _ in range(4):
             try:
-                for one in self.rig.members.values():
-                    assert isinstance(one.disk, SimDisk)
-                    if one.disk.faults.sick or one.name == self.armed:
+                for member in self.rig.members.values():
+                    assert isinstance(member.disk, SimDisk)
+                    if member.disk.faults.sick or member.name == self.armed:
                         self.armed = ""
-                        self.crash(one)
+                        self.crash(member)
                 return
             except PowerCut:
                 continue
 
     armed = ""
 
-    def crash(self, one: Member) -> None:
+    def crash(self, member: Member) -> None:
         self.crashes += 1
-        one.crash(self.rng.choice(LOSSES))
+        member.crash(self.rng.choice(LOSSES))
 
     def member(self) -> Member:
         return self.rig[self.rng.choice(NAMES)]
 
     def send(self) -> None:
-        one = self.member()
+        member = self.member()
         name = f"m{self.sent}"
         self.sent += 1
         due_ms = self.rig.clock.wall_ms() + self.rng.choice(
@@ -79,8 +79,8 @@ class Run:
         )
         self.perhaps.add(name)
         with suppress(Unavailable):  # it is drained
-            self.first[name] = one.name
-            send(one, name, due_ms)
+            self.first[name] = member.name
+            send(member, name, due_ms)
             self.due[name] = due_ms
         if name not in self.due:
             self.perhaps.discard(name)
@@ -89,14 +89,14 @@ class Run:
         """Of one member, or of all; what the disk has to do may be done, or wait."""
         rig = self.rig
         rig.tell_peers()
-        for one in self.rng.sample(list(rig.members.values()), self.rng.randint(1, 3)):
-            one.broker.step()
-            one.mover.step(one.broker)
+        for member in self.rng.sample(list(rig.members.values()), self.rng.randint(1, 3)):
+            member.broker.step()
+            member.mover.step(member.broker)
             if self.rng.random() < 0.5:
-                one.run_until_idle()
+                member.run_until_idle()
             else:
                 for _ in range(self.rng.randrange(8)):
-                    one.tick()
+                    member.tick()
 
     def mail(self) -> None:
         mail = self.rig.mail
@@ -129,14 +129,14 @@ class Run:
             asked.add(member)
             self.perhaps_cancelled.add(name)
             try:
-                told = self.rig[member].recall(name)
+                reply = self.rig[member].recall(name)
             except PopmqError:
                 unknown = True
                 continue
-            asks += told.moved_to
-            if told.outcome == RecallResult.DONE:
+            asks += reply.moved_to
+            if reply.outcome == RecallResult.DONE:
                 best = RecallResult.DONE
-            elif told.outcome == RecallResult.ALREADY_VISIBLE and best != RecallResult.DONE:
+            elif reply.outcome == RecallResult.ALREADY_VISIBLE and best != RecallResult.DONE:
                 best = RecallResult.ALREADY_VISIBLE
         self.seen[str(best) if not unknown else "unknown"] += 1
         if best == RecallResult.DONE:
@@ -156,10 +156,10 @@ class Run:
         self.rig.clock.advance(self.rng.choice([10, 200, SECOND, 10 * SECOND]))
 
     def drain(self) -> None:
-        one = self.member()
+        member = self.member()
         draining = [other for other in NAMES if self.rig[other].broker.registry.draining]
-        undo = one.name in draining or len(draining) == 2
-        one.drain(undo=undo)
+        undo = member.name in draining or len(draining) == 2
+        member.drain(undo=undo)
 
     def kill(self) -> None:
         self.crash(self.member())
@@ -167,10 +167,10 @@ class Run:
     def arm(self) -> None:
         """The power of one goes at one of its next operations."""
         if not self.armed:
-            one = self.member()
-            assert isinstance(one.disk, SimDisk)
-            one.disk.faults.cut_at(self.rng.randrange(30))
-            self.armed = one.name
+            member = self.member()
+            assert isinstance(member.disk, SimDisk)
+            member.disk.faults.cut_at(self.rng.randrange(30))
+            self.armed = member.name
 
     def cut(self) -> None:
         if self.rig.cut:
@@ -182,15 +182,15 @@ class Run:
 
     def heal(self) -> None:
         rig = self.rig
-        for one in rig.members.values():
-            assert isinstance(one.disk, SimDisk)
-            one.disk.faults.heal()
+        for member in rig.members.values():
+            assert isinstance(member.disk, SimDisk)
+            member.disk.faults.heal()
         rig.cut.clear()
         rig.instant = True
         while rig.mail:
             rig.mail.pop(0)[1]()
-            for one in rig.members.values():
-                one.run_until_idle()
+            for member in rig.members.values():
+                member.run_until_idle()
         rig["a"].drain(undo=True)
         rig["b"].drain()
         rig.move_all("b", limit=20_000)
@@ -198,29 +198,29 @@ class Run:
 
     def check(self) -> None:
         fired: Counter[str] = Counter()
-        for one in self.rig.members.values():
-            for body, wall_ms in one.fired():
+        for member in self.rig.members.values():
+            for body, wall_ms in member.fired():
                 fired[body] += 1
                 if body in self.due:
                     assert wall_ms >= self.due[body], (
                         f"{body} fired {self.due[body] - wall_ms} early"
                     )
-        assert not [one for one, times in fired.items() if times > 1], "delivered twice"
-        assert not [one for one in self.cancelled if fired[one]], "recalled and delivered"
+        assert not [name for name, times in fired.items() if times > 1], "delivered twice"
+        assert not [name for name in self.cancelled if fired[name]], "recalled and delivered"
         sure = self.due.keys() - self.perhaps_cancelled
-        assert not [one for one in sure if not fired[one]], "lost"
+        assert not [name for name in sure if not fired[name]], "lost"
         assert not fired.keys() - self.perhaps - self.due.keys(), "made up"
-        for one in self.rig.members.values():
-            assert one.pending == 0
-            assert not one.broker.timers.departures.is_under_way
+        for member in self.rig.members.values():
+            assert member.pending == 0
+            assert not member.broker.timers.departures.is_under_way
 
 
 def run(seed: int) -> Run:
     print(f"seed {seed}")
-    made = Run(seed)
-    made.go(500)
-    made.check()
-    return made
+    result = Run(seed)
+    result.go(500)
+    result.check()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -232,21 +232,21 @@ def run(seed: int) -> Run:
 )
 def test_timers_that_move_are_delivered_once_whatever_breaks(number: int) -> None:
     seed = random.randrange(1 << 32) if number % 2 else number
-    made = run(seed)
-    assert made.sent > 10
+    created = run(seed)
+    assert created.sent > 10
 
 
 @pytest.mark.more
 def test_the_seeds_reach_what_they_are_for() -> None:
     total: Counter[str] = Counter()
     for seed in range(8):
-        made = run(seed)
-        total += made.seen
+        created = run(seed)
+        total += created.seen
         total["moved"] += sum(
-            one.broker.timers.departures.moved for one in made.rig.members.values()
+            member.broker.timers.departures.moved for member in created.rig.members.values()
         )
-        total["crashes"] += made.crashes
-        total["lost"] += made.rig.lost_answers
-        total["stale"] += made.stale
+        total["crashes"] += created.crashes
+        total["lost"] += created.rig.lost_answers
+        total["stale"] += created.stale
     for what in ("moved", "crashes", "lost", "stale", "DONE", "ALREADY_VISIBLE", "unknown"):
         assert total[what] > 3, (what, total)

@@ -93,10 +93,10 @@ def pass_days(core: CoreBroker, days: int) -> None:
 
 
 def received(core: CoreBroker) -> list[bytes]:
-    found = core.receive("orders", "g")
-    for one in found:
-        assert core.ack("orders", "g", one.handle)[0].code == Code.OK
-    return [one.head for one in found]
+    deliveries = core.receive("orders", "g")
+    for delivery in deliveries:
+        assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
+    return [entry.head for entry in deliveries]
 
 
 def log_bytes(folder: Path) -> int:

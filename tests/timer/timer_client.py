@@ -20,10 +20,10 @@ SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 
 
 def core_with_topic(**options: Any) -> CoreBroker:
-    made = CoreBroker(**options)
-    made.topic("orders", queues=1, type=MessageType.MIXED)
-    made.group("g")
-    return made
+    broker = CoreBroker(**options)
+    broker.topic("orders", queues=1, type=MessageType.MIXED)
+    broker.group("g")
+    return broker
 
 
 def send(
@@ -49,10 +49,10 @@ def send_all(core: CoreBroker, due: dict[str, int], *, topic: str = "orders") ->
 
 
 def received(core: CoreBroker, topic: str = "orders") -> list[bytes]:
-    found = core.receive(topic, "g")
-    for one in found:
-        assert core.ack(topic, "g", one.handle)[0].code == Code.OK
-    return [one.head for one in found]
+    deliveries = core.receive(topic, "g")
+    for delivery in deliveries:
+        assert core.ack(topic, "g", delivery.handle)[0].code == Code.OK
+    return [entry.head for entry in deliveries]
 
 
 def crash(core: CoreBroker) -> None:
@@ -86,7 +86,7 @@ def listed(core: CoreBroker, **fields: Any) -> list[str]:
     """The ids of a list that is complete."""
     reply = list_timers(core, **fields)
     assert reply.incomplete == ""
-    return [one.message_id for one in reply.timers]
+    return [timer.message_id for timer in reply.timers]
 
 
 def forecast(core: CoreBroker, topic: str = "") -> pb.ForecastTimersReply:

@@ -7,7 +7,7 @@ import pytest
 from transaction.rig import begin, broker, end, wait
 
 from popmq.broker.doctor.finding import RequiredAction
-from popmq.cli.doctor import examine
+from popmq.cli.local.doctor import examine
 from popmq.testing.disk.lying_disk import ResidentDisk
 from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
@@ -15,21 +15,25 @@ from popmq.testing.harness.core_broker import SMALL, CoreBroker
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     base = replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path / "data")))
-    made = broker(base, disk=ResidentDisk())
+    new_broker = broker(base, disk=ResidentDisk())
     for number in range(5):
-        half = begin(made, f"m-{number}")
+        half = begin(new_broker, f"m-{number}")
         if number < 3:
-            end(made, f"m-{number}", half.message, commit=number > 0)
-    proxy = wait(made)
-    made.advance(6_000)
+            end(new_broker, f"m-{number}", half.message, commit=number > 0)
+    proxy = wait(new_broker)
+    new_broker.advance(6_000)
     assert proxy.body
-    made.broker.release_files()
+    new_broker.broker.release_files()
     return tmp_path / "data"
 
 
 def findings(folder: Path) -> list[str]:
-    found = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
-    return [str(one) for one in found if one.need is not RequiredAction.NOTHING]
+    found_findings = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
+    return [
+        str(found_finding)
+        for found_finding in found_findings
+        if found_finding.need is not RequiredAction.NOTHING
+    ]
 
 
 def test_a_store_with_transactions_is_whole(store: Path) -> None:

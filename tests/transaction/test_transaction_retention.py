@@ -18,9 +18,9 @@ SHORT = replace(
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = broker(SHORT, keep_ms=48 * HOUR_MS)
-    made.topic("noise", queues=1)
-    return made
+    new_broker = broker(SHORT, keep_ms=48 * HOUR_MS)
+    new_broker.topic("noise", queues=1)
+    return new_broker
 
 
 def pass_hours(core: CoreBroker, hours: int) -> None:

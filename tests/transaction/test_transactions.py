@@ -21,9 +21,9 @@ from transaction.rig import (
 
 from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.drain_remainder import drain_remainder
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.drain_remainder import drain_remainder
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as admin
@@ -53,9 +53,9 @@ def test_a_half_message_is_invisible_until_it_is_committed(core: CoreBroker) -> 
     half = begin(core, "a", tag="red")
     assert received(core) == []
     assert end(core, "a", half.message) is None
-    (one,) = core.receive("orders", "g", expression="red")
-    assert one.head == b"body of a"
-    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    (delivery,) = core.receive("orders", "g", expression="red")
+    assert delivery.head == b"body of a"
+    assert core.ack("orders", "g", delivery.handle)[0].code == Code.OK
     assert pending(core) == 0
 
 
@@ -63,8 +63,8 @@ def test_a_group_with_a_half_message_is_not_drained(core: CoreBroker) -> None:
     half = begin(core, "a")
     for left in (1, 0):
         body = admin.DrainRequest(look=True).SerializeToString()
-        told = admin.DrainReply.FromString(core.reply(Kind.DRAIN, body))
-        rest, _ = drain_remainder("b", admin.LagReply(brokers=["b"]), [], told)
+        reply = admin.DrainReply.FromString(core.reply(Kind.DRAIN, body))
+        rest, _ = drain_remainder("b", admin.LagReply(brokers=["b"]), [], reply)
         assert (rest.transactions, rest.is_drained) == (left, not left)
         end(core, "a", half.message)
 
@@ -84,15 +84,15 @@ def test_a_commit_wakes_who_waits_for_the_topic(core: CoreBroker) -> None:
     assert not waiting.heard
     end(core, "a", half.message)
     assert waiting.body is not None
-    (one,) = hop.decode_pop_reply(waiting.body).deliveries
-    assert one.head == b"body of a"
+    (delivery,) = hop.decode_pop_reply(waiting.body).deliveries
+    assert delivery.head == b"body of a"
 
 
 def test_it_comes_into_the_queue_that_was_chosen_when_it_was_sent(core: CoreBroker) -> None:
     half = begin(core, "a", queue_id=1)
     end(core, "a", half.message)
-    (one,) = core.receive("orders", "g")
-    assert one.queue_id == 1
+    (delivery,) = core.receive("orders", "g")
+    assert delivery.queue_id == 1
 
 
 def test_an_end_is_answered_when_it_is_durable(core: CoreBroker) -> None:
@@ -113,9 +113,9 @@ def test_a_commit_that_was_not_durable_is_none(core: CoreBroker) -> None:
 
 
 def test_a_repeated_end_is_ok_and_changes_nothing(core: CoreBroker) -> None:
-    one, other = begin(core, "a"), begin(core, "b")
+    result, other = begin(core, "a"), begin(core, "b")
     for _ in range(3):
-        assert end(core, "a", one.message) is None
+        assert end(core, "a", result.message) is None
         assert end(core, "b", other.message, commit=False) is None
     assert received(core) == ["a"]
 
@@ -132,17 +132,17 @@ def test_the_other_end_is_refused_only_when_the_first_is_on_the_disk(core: CoreB
 
 @STARTS
 def test_the_other_end_is_refused_with_what_it_came_to(core: CoreBroker, clean: bool) -> None:
-    one, other = begin(core, "a"), begin(core, "b")
-    end(core, "a", one.message)
+    item, other = begin(core, "a"), begin(core, "b")
+    end(core, "a", item.message)
     end(core, "b", other.message, commit=False)
     restart(core, clean=clean)
-    refused = end(core, "a", one.message, commit=False)
+    refused = end(core, "a", item.message, commit=False)
     assert code(refused) == Code.INVALID_TRANSACTION_ID
     assert "was committed" in str(refused)
     refused = end(core, "b", other.message)
     assert code(refused) == Code.INVALID_TRANSACTION_ID
     assert "was rolled back" in str(refused)
-    assert end(core, "a", one.message) is None
+    assert end(core, "a", item.message) is None
     assert received(core) == ["a"]
 
 
@@ -190,10 +190,10 @@ def test_the_id_of_another_store_is_refused(core: CoreBroker) -> None:
 
 @STARTS
 def test_a_pending_one_survives_a_start_and_its_id_too(core: CoreBroker, clean: bool) -> None:
-    one, other = begin(core, "a"), begin(core, "b")
+    item, other = begin(core, "a"), begin(core, "b")
     restart(core, clean=clean)
     assert received(core) == []
-    assert end(core, "a", one.message) is None
+    assert end(core, "a", item.message) is None
     assert end(core, "b", other.message, commit=False) is None
     restart(core, clean=clean)
     assert received(core) == ["a"]
@@ -226,11 +226,11 @@ def test_an_id_that_was_sent_plainly_before_gives_no_transaction(
 
 def test_the_number_of_pending_ones_is_bounded() -> None:
     core = broker(max_pending=2)
-    one, _ = begin(core, "a"), begin(core, "b")
+    result, _ = begin(core, "a"), begin(core, "b")
     refused = begin(core, "c")
     assert refused.code == Code.TOO_MANY_REQUESTS
     assert "transaction.max_pending" in refused.message
-    end(core, "a", one.message)
+    end(core, "a", result.message)
     assert begin(core, "c").code == Code.OK
 
 
@@ -256,8 +256,8 @@ def test_a_committed_message_keeps_its_order_in_a_fifo_group(core: CoreBroker) -
     first, second = begin(core, "a"), begin(core, "b")
     end(core, "b", second.message)
     end(core, "a", first.message)
-    (one,) = core.receive("orders", "f", limit=1)
-    assert one.head == b"body of b"  # it was committed first
+    (delivery,) = core.receive("orders", "f", limit=1)
+    assert delivery.head == b"body of b"  # it was committed first
 
 
 def test_a_body_that_has_to_come_from_the_disk_is_committed_once(
@@ -286,9 +286,9 @@ def test_a_producer_is_asked_after_the_first_time_and_then_at_intervals(core: Co
     proxy = wait(core, wait_ms=1_000_000)
     for _ in range(200):
         core.advance(500)
-        found = names(proxy)
-        if found is not None:
-            assert found == ["a"]
+        found_names = names(proxy)
+        if found_names is not None:
+            assert found_names == ["a"]
             asked.append(core.clock.boot_ms())
             proxy = wait(core, wait_ms=1_000_000)
     gaps = [later - earlier for earlier, later in pairwise(asked)]
@@ -420,7 +420,7 @@ def test_one_answer_is_bounded_and_the_next_has_the_rest(core: CoreBroker) -> No
     core.advance(10)
     second = wait(core)
     core.advance(10)
-    assert [len(names(one) or []) for one in (first, second)] == [32, 8]
+    assert [len(names(answer) or []) for answer in (first, second)] == [32, 8]
     assert sorted([*(names(first) or []), *(names(second) or [])]) == [
         f"m-{number:02}" for number in range(40)
     ]
@@ -441,10 +441,10 @@ def test_a_cold_body_is_read_elsewhere_and_no_check_is_lost(
 
     monkeypatch.setattr(log, "view_warm", view_warm)
     core.advance(FIRST_MS)
-    found = []
+    results = []
     for _ in range(3):
         proxy = wait(core, wait_ms=0)
         core.advance(10)
-        found += names(proxy) or []
-    assert found == ["a", "b"]
+        results += names(proxy) or []
+    assert results == ["a", "b"]
     assert [half.checks for half in core.broker.transactions.table.pending.values()] == [1, 1]

@@ -1,4 +1,4 @@
-"""The popmq command line.
+"""The popmq command line: the commands that speak to a proxy, and how all of them are run.
 
-May import: popmq.broker, popmq.common, popmq.proxy, popmq.reports.
+May import: terminal, popmq.common, popmq.proxy, popmq.reports.
 """

@@ -1,65 +1,36 @@
-"""`popmq broker list` and `popmq failover`: who leads a broker group, and who shall."""
-
-import argparse
-import json
+"""`popmq broker list` and `popmq failover`: the master of a broker group, and a change of it."""
 
 from google.protobuf.json_format import MessageToDict
 
-from popmq.cli.client import Client
-from popmq.cli.messages import Subparsers
-from popmq.cli.metadata import columns, format_duration
+from popmq.cli.resource_names import check_broker_group, client_of
+from popmq.cli.terminal.command_line import Args, argument, command, flag, option
+from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.output import Row, columns, format_age, print_rows
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
 
+# Left out on narrow terminals, the last one first.
+OPTIONAL = ("ADDRESS", "EPOCH", "HEARD", "END")
 BROKER_COLUMNS = (
     *("GROUP", "NODE", "ROLE", "EPOCH", "END", "BEHIND", "IN-SYNC", "HEARD", "ADDRESS"),
 )
 
 
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    """The role's command, if it is there, gets `list` below it."""
-    broker = subparsers.choices.get("broker")
-    if broker is not None:
-        _add_list(broker.add_subparsers(metavar="", dest="broker_command"), common)
-    failover = subparsers.add_parser(
-        "failover", parents=[common], help="make another replica of a broker group its master"
-    )
-    failover.add_argument("group", metavar="GROUP")
-    failover.add_argument(
-        "--to", default="", metavar="NODE", help="without it: the one that is furthest"
-    )
-    failover.add_argument(
-        "--unclean",
-        action="store_true",
-        help="also one that is not in the SyncStateSet: what only the set has is lost",
-    )
-    failover.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    failover.set_defaults(run=run_failover)
-
-
-def _add_list(below: Subparsers, common: argparse.ArgumentParser) -> None:
-    listing = below.add_parser(
-        "list", parents=[common], help="the broker groups, their replicas, who leads and who lags"
-    )
-    listing.add_argument("--group", default="", metavar="GROUP")
-    listing.set_defaults(run=run_list)
-
-
-def run_list(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
-        found = client.call_admin(
-            admin.ListBrokersRequest(group=args.group), admin.ListBrokersReply
-        ).found
-    for line in list_json(found) if args.json else list_lines(found):
-        print(line)
+def run_list(args: Args) -> int:
+    request = admin.ListBrokersRequest(group=args.group)
+    with client_of(args) as client:
+        result = client.call_admin(request, admin.ListBrokersReply).found
+    print_rows(args, list_rows(result), list_lines(result, wide=args.output == "wide"))
     return 0
 
 
-def list_lines(found: pb.ListReplicasReply) -> list[str]:
+def list_lines(reply: pb.ListReplicasReply, *, wide: bool = False) -> list[str]:
     """A row for each broker, then what is wrong."""
-    rows = [_row(state, member) for state in found.groups for member in state.members]
-    lines = [columns(BROKER_COLUMNS, rows)]
-    for state in found.groups:
+    rows = [_row(state, member) for state in reply.groups for member in state.members]
+    if not rows:
+        return ["no broker group is known"]
+    lines = [columns(BROKER_COLUMNS, rows, optional=OPTIONAL, wide=wide)]
+    for state in reply.groups:
         for member in state.members:
             if progress := _progress(member):
                 lines.append(f"{state.group}: {member.broker.node} {progress}")
@@ -75,8 +46,7 @@ def list_lines(found: pb.ListReplicasReply) -> list[str]:
 
 
 def _row(state: pb.GroupState, member: pb.Member) -> tuple[object, ...]:
-    ends = [one.end for one in state.members]
-    heard = format_duration(member.silent_ms)
+    ends = [member.end for member in state.members]
     return (
         state.group,
         member.broker.node or state.group,
@@ -85,14 +55,19 @@ def _row(state: pb.GroupState, member: pb.Member) -> tuple[object, ...]:
         member.end,
         max(ends) - member.end,
         "yes" if _is_in_sync(state, member) else "no",
-        heard if member.alive else f"{heard}, dead",
+        format_age(member.silent_ms),
         member.broker.address,
     )
 
 
 def _role(state: pb.GroupState, member: pb.Member) -> str:
     name = pb.BrokerRole.Name(member.role).lower().replace("_", "-")
-    return f"{name}, draining" if member.broker.draining else name
+    marks = [
+        mark
+        for mark, holds in (("draining", member.broker.draining), ("dead", not member.alive))
+        if holds
+    ]
+    return ", ".join([name, *marks])
 
 
 def _is_in_sync(state: pb.GroupState, member: pb.Member) -> bool:
@@ -110,28 +85,27 @@ def _progress(member: pb.Member) -> str:
     return f"copies: {done * 100 // whole} % of {whole} bytes"
 
 
-def list_json(found: pb.ListReplicasReply) -> list[str]:
+def list_rows(reply: pb.ListReplicasReply) -> list[Row]:
     return [
-        json.dumps(
-            MessageToDict(
-                state, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
+        MessageToDict(
+            state, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        for state in found.groups
+        for state in reply.groups
     ]
 
 
-def run_failover(args: argparse.Namespace) -> int:
+def run_failover(args: Args) -> int:
     request = admin.FailoverRequest(
         group=args.group, node=args.to, unclean=args.unclean, dry_run=args.dry_run
     )
-    with Client(args.endpoint) as client:
+    with client_of(args) as client:
+        check_broker_group(client, args.group)
+        if not args.dry_run:
+            loss = ", and what only the SyncStateSet has may be lost" if args.unclean else ""
+            confirm(args, f"another broker becomes the master of {args.group}{loss}")
         done = client.call_admin(request, admin.FailoverReply).done
-    if args.json:
-        print(json.dumps(MessageToDict(done, preserving_proto_field_name=True)))
-        return 0
-    for line in failover_lines(args.group, done, dry_run=args.dry_run):
-        print(line)
+    row = MessageToDict(done, preserving_proto_field_name=True)
+    print_rows(args, [row], failover_lines(args.group, done, dry_run=args.dry_run))
     return 0
 
 
@@ -158,3 +132,26 @@ def _loss(done: pb.FailoverReply, *, dry_run: bool) -> str:
         f"{what}: up to {bytes_lost} bytes of log, from {done.lost_from} to {done.lost_to} as far "
         f"as is known, and whatever {nodes} confirmed since; make sure that none of them runs"
     )
+
+
+broker_list = command(
+    "list",
+    run_list,
+    option("--group", default="", metavar="GROUP", help="This broker group alone."),
+    help="Show the broker groups and their replicas: which leads, and which lag.",
+    examples=("popmq broker list", "popmq broker list -o json"),
+)
+failover = command(
+    "failover",
+    run_failover,
+    argument("group"),
+    option("--to", default="", metavar="NODE", help="[default: the replica that is furthest]"),
+    flag(
+        "--unclean",
+        help="Also a replica that is not in the SyncStateSet: what only the set has is lost.",
+    ),
+    flag("--dry-run", help="Only show what would be done."),
+    flag("-y", "--yes", help="Do not ask."),
+    help="Make another replica of a broker group its master. Asks on a terminal.",
+    examples=("popmq failover broker-a --dry-run", "popmq failover broker-a --to broker-a-1"),
+)

@@ -1,35 +1,46 @@
-"""The commands' own client: the calls that `popmq` makes, one at a time, on the public port.
+"""The commands' own client: the calls that `popmq` makes, one at a time.
+
+Messages go to the public port, administration to the admin port: the one that is given, else the
+one that the public port names to callers on its machine, else the public port itself.
 
 Every reply's status is checked here, so a caller gets an answer or an error whose text can be
-shown to a person as it is (docs/operating.md).
+shown to a person as it is (docs/reference/cli.md).
 """
 
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from popmq.common.errors import Code, ConfigError, PopmqError
-from popmq.common.settings.settings import CLIENT_TLS_CA, OVER_TLS, environment
+from popmq.cli.terminal.channel import ChannelError, GrpcChannel, StatusError
+from popmq.cli.terminal.contexts import OVER_TLS, TLS_CA_VARIABLE
+from popmq.common.admin_endpoint import (
+    ADMIN_LISTEN,
+    ID_HEADER,
+    OTHER_PROXY,
+    AdminEndpoint,
+    named_endpoint,
+)
+from popmq.common.errors import Code, PopmqError
+from popmq.common.signing import Signer, signer_of
+from popmq.common.version import VERSION
 from popmq.common.wire import admin_pb2 as admin
-from popmq.proxy.api import definition_pb2 as api
-from popmq.proxy.api import service_pb2 as service
+
+if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
+
+    from popmq.proxy.api import definition_pb2 as api
+    from popmq.proxy.api import service_pb2 as service
 
 MESSAGING = "/apache.rocketmq.v2.MessagingService/"
 ADMIN = "/popmq.admin.v1.Admin/"
 CALL_TIMEOUT_MS = 10_000
 MAX_REPLY_BYTES = 64 << 20
 RECEIVE_BATCH = 32
-# Message ids count their seconds from here (RocketMQ: MessageIdCodec).
 
-T = TypeVar("T")
 TopicRequest = (
     admin.CreateTopicRequest
     | admin.AlterTopicRequest
@@ -37,7 +48,23 @@ TopicRequest = (
     | admin.DescribeTopicRequest
 )
 GroupRequest = admin.CreateGroupRequest | admin.AlterGroupRequest | admin.DeleteGroupRequest
-Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+_LOOKS = (
+    admin.DescribeTopicRequest,
+    admin.ListTopicsRequest,
+    admin.DescribeGroupRequest,
+    admin.ListGroupsRequest,
+    admin.LagRequest,
+    admin.ListClientsRequest,
+    admin.TimeSpansRequest,
+    admin.ListTimersRequest,
+    admin.ForecastTimersRequest,
+    admin.ListBrokersRequest,
+    admin.DescribeUserRequest,
+    admin.ListUsersRequest,
+    admin.CheckAccessRequest,
+)
 
 
 class StatusLike(Protocol):
@@ -65,27 +92,16 @@ class CallRefused(PopmqError):
     """The server answered with another code than OK."""
 
     def __init__(self, number: int, message: str) -> None:
-        name = next((name for name, value in api.Code.items() if value == number), "unknown code")
+        name = Code(number).name if number in set(Code) else "unknown code"
         super().__init__(f"{name} ({number}): {message or 'no reason given'}")
         self.number = number
+        self.reason = message
 
 
 class CallFailed(PopmqError):
     """No reply: nobody listens there, the time ran out, or it is not a popmq that answers."""
 
     code = Code.HA_NOT_AVAILABLE
-
-
-def trusted_certificates() -> bytes | None:
-    """The certificates to trust, as PEM; None: those that gRPC comes with."""
-    path = environment().get(CLIENT_TLS_CA)
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ConfigError(f"{CLIENT_TLS_CA} = {path}: {error.strerror}") from error
 
 
 def check_status(status: StatusLike) -> None:
@@ -99,30 +115,42 @@ def new_client_id() -> str:
     return f"{host}@{os.getpid()}@0@{time.time_ns():x}"
 
 
-def duration(milliseconds: int) -> Duration:
+def duration(milliseconds: int) -> "Duration":
+    from google.protobuf.duration_pb2 import Duration
+
     seconds, rest = divmod(milliseconds, 1000)
     return Duration(seconds=seconds, nanos=rest * 1_000_000)
 
 
 class Client:
-    """One channel to one proxy; a context manager. Opening it connects to nothing yet."""
+    """Connections to one proxy; a context manager. Opening it connects to nothing yet.
 
-    def __init__(self, endpoint: str, client_id: str = "") -> None:
+    Threads may share it: a call takes a connection that no other call uses, or makes one.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        client_id: str = "",
+        *,
+        tls_ca: str = "",
+        signer: Signer | None = None,
+        admin_endpoint: str = "",
+        timeout_ms: int = CALL_TIMEOUT_MS,
+        look_timeout_ms: int = 0,
+    ) -> None:
+        """`admin_endpoint` may be unix:PATH; empty: what the endpoint names, or itself.
+        `signer` is the user that calls; None: the one that the environment names."""
         self.endpoint = endpoint
+        self._public = AdminEndpoint("", endpoint)
+        self._admin = AdminEndpoint("", admin_endpoint) if admin_endpoint else None
         self._client_id = client_id or new_client_id()
-        self._answered = False
-        options = [
-            ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
-            ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-            # Otherwise a proxy for the web, set in the environment, gets the calls.
-            ("grpc.enable_http_proxy", 0),
-        ]
-        if endpoint.startswith(OVER_TLS):
-            trusted = grpc.ssl_channel_credentials(trusted_certificates())
-            address = endpoint.removeprefix(OVER_TLS)
-            self._channel = grpc.secure_channel(address, trusted, options=options)
-        else:
-            self._channel = grpc.insecure_channel(endpoint, options=options)
+        self._tls_ca = tls_ca or os.environ.get(TLS_CA_VARIABLE, "")
+        self._signer = signer_of(os.environ) if signer is None else signer
+        self._timeout_ms = timeout_ms
+        self._look_timeout_ms = look_timeout_ms or timeout_ms  # of requests that only look
+        self._idle: dict[str, list[GrpcChannel]] = {}  # by endpoint
+        self._closed = False
 
     def __enter__(self) -> "Client":
         return self
@@ -131,57 +159,115 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        """Close every connection; one that a call uses is closed when the call ends."""
+        self._closed = True
+        for channels in self._idle.values():
+            while channels:
+                channels.pop().close()
 
-    def query_route(self, topic: str) -> list[api.MessageQueue]:
+    def query_route(self, topic: str) -> "list[api.MessageQueue]":
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
         request = service.QueryRouteRequest(topic=api.Resource(name=topic))
         reply = self._call(MESSAGING + "QueryRoute", request, service.QueryRouteResponse)
         check_status(reply.status)
         return list(reply.message_queues)
 
-    def send(self, message: api.Message) -> service.SendResultEntry:
-        request = service.SendMessageRequest(messages=[message])
+    def check_signature(self) -> None:
+        """Raises CallRefused with UNAUTHORIZED when the proxy does not know the caller.
+
+        The call that it makes ends a client that does not exist, which any user may.
+        """
+        from popmq.proxy.api import service_pb2 as service
+
+        request = service.NotifyClientTerminationRequest()
+        path = MESSAGING + "NotifyClientTermination"
+        status = self._call(path, request, service.NotifyClientTerminationResponse).status
+        if int(status.code) == Code.UNAUTHORIZED:
+            check_status(status)
+
+    def heartbeat(self, group: str) -> None:
+        """Say that this client is a consumer of the group, for `popmq clients`."""
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
+        request = service.HeartbeatRequest(
+            group=api.Resource(name=group), client_type=api.ClientType.SIMPLE_CONSUMER
+        )
+        reply = self._call(MESSAGING + "Heartbeat", request, service.HeartbeatResponse)
+        check_status(reply.status)
+
+    def send(self, message: "api.Message") -> "service.SendResultEntry":
+        return self.send_batch([message])[0]
+
+    def send_batch(self, messages: "Sequence[api.Message]") -> "list[service.SendResultEntry]":
+        """Raises CallRefused for the first that was refused; the others are stored."""
+        from popmq.proxy.api import service_pb2 as service
+
+        request = service.SendMessageRequest(messages=messages)
         reply = self._call(MESSAGING + "SendMessage", request, service.SendMessageResponse)
         for entry in reply.entries:
             check_status(entry.status)
         check_status(reply.status)
-        if not reply.entries:
-            raise CallRefused(Code.INTERNAL_SERVER_ERROR, "the reply to a send holds no result")
-        return reply.entries[0]
+        if len(reply.entries) != len(messages):
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, "the reply to a send lacks results")
+        return list(reply.entries)
+
+    def end_transaction(
+        self, topic: str, entry: "service.SendResultEntry", *, commit: bool
+    ) -> None:
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
+        request = service.EndTransactionRequest(
+            topic=api.Resource(name=topic),
+            message_id=entry.message_id,
+            transaction_id=entry.transaction_id,
+            resolution=api.COMMIT if commit else api.ROLLBACK,
+            source=api.SOURCE_CLIENT,
+        )
+        path = MESSAGING + "EndTransaction"
+        check_status(self._call(path, request, service.EndTransactionResponse).status)
 
     def receive(
         self,
         group: str,
-        queue: api.MessageQueue,
+        queue: "api.MessageQueue",
         *,
         limit: int,
         wait_ms: int,
         invisible_ms: int,
-    ) -> list[api.Message]:
+        tag: str = "*",
+        sql: str = "",
+    ) -> "list[api.Message]":
         """Up to `limit` messages; empty when none came within `wait_ms`."""
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
+        kind, expression = (api.SQL, sql) if sql else (api.TAG, tag)
         request = service.ReceiveMessageRequest(
             group=api.Resource(name=group),
             message_queue=queue,
-            filter_expression=api.FilterExpression(type=api.TAG, expression="*"),
+            filter_expression=api.FilterExpression(type=kind, expression=expression),
             batch_size=min(limit, RECEIVE_BATCH),
             invisible_duration=duration(invisible_ms),
             long_polling_timeout=duration(wait_ms),
         )
-        call: grpc.UnaryStreamMultiCallable[
-            service.ReceiveMessageRequest, service.ReceiveMessageResponse
-        ] = self._channel.unary_stream(
-            MESSAGING + "ReceiveMessage",
-            request_serializer=service.ReceiveMessageRequest.SerializeToString,
-            response_deserializer=service.ReceiveMessageResponse.FromString,
-        )
+        parts: list[service.ReceiveMessageResponse] = []
+
+        def on_message(data: bytes) -> None:
+            parts.append(service.ReceiveMessageResponse.FromString(data))
+
         timeout_s = (wait_ms + CALL_TIMEOUT_MS) / 1000
-        parts = self._ask(
-            lambda metadata: list(call(request, timeout=timeout_s, metadata=metadata)), timeout_s
-        )
+        self._ask(MESSAGING + "ReceiveMessage", request, on_message, timeout_s)
         return messages_of(parts)
 
     def subscribe_lite(self, group: str, topic: str, names: Sequence[str]) -> None:
         """This client receives from these lite topics of `topic`, and from no others."""
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
         request = service.SyncLiteSubscriptionRequest(
             action=api.LiteSubscriptionAction.COMPLETE_ADD,
             topic=api.Resource(name=topic),
@@ -191,23 +277,80 @@ class Client:
         path = MESSAGING + "SyncLiteSubscription"
         check_status(self._call(path, request, service.SyncLiteSubscriptionResponse).status)
 
-    def ack(self, group: str, topic: str, messages: Sequence[api.Message]) -> None:
+    def ack(self, group: str, topic: str, messages: "Sequence[api.Message]") -> None:
         """Raises CallRefused for the first message whose ack was refused; the others are acked."""
+        properties = [message.system_properties for message in messages]
+        self.ack_handles(
+            group, topic, [(message.message_id, message.receipt_handle) for message in properties]
+        )
+
+    def ack_handles(self, group: str, topic: str, handles: Sequence[tuple[str, str]]) -> None:
+        """The same by message ids, which may be empty, and receipt handles."""
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
         request = service.AckMessageRequest(
             group=api.Resource(name=group),
             topic=api.Resource(name=topic),
             entries=[
-                service.AckMessageEntry(
-                    message_id=message.system_properties.message_id,
-                    receipt_handle=message.system_properties.receipt_handle,
-                )
-                for message in messages
+                service.AckMessageEntry(message_id=message_id, receipt_handle=handle)
+                for message_id, handle in handles
             ],
         )
         reply = self._call(MESSAGING + "AckMessage", request, service.AckMessageResponse)
         for entry in reply.entries:
             check_status(entry.status)
         check_status(reply.status)
+
+    def change_invisible_time(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
+        """Count it anew from now on; returns the handle that is good from then on."""
+        from popmq.proxy.api import definition_pb2 as api
+        from popmq.proxy.api import service_pb2 as service
+
+        request = service.ChangeInvisibleDurationRequest(
+            group=api.Resource(name=group),
+            topic=api.Resource(name=topic),
+            receipt_handle=handle,
+            invisible_duration=duration(invisible_ms),
+        )
+        path = MESSAGING + "ChangeInvisibleDuration"
+        reply = self._call(path, request, service.ChangeInvisibleDurationResponse)
+        check_status(reply.status)
+        return reply.receipt_handle or handle
+
+    def start_offset(self, queue: "api.MessageQueue") -> int:
+        """Of the first message that the queue still has."""
+        from popmq.proxy.api import definition_pb2 as api
+
+        return self._query_offset(queue, api.BEGINNING)
+
+    def end_offset(self, queue: "api.MessageQueue") -> int:
+        """Of the message that the queue gets next."""
+        from popmq.proxy.api import definition_pb2 as api
+
+        return self._query_offset(queue, api.END)
+
+    def offset_at(self, queue: "api.MessageQueue", stored_ms: int) -> int:
+        """Of the first message that was stored then or later."""
+        from popmq.proxy.api import definition_pb2 as api
+
+        return self._query_offset(queue, api.TIMESTAMP, stored_ms)
+
+    def _query_offset(
+        self,
+        queue: "api.MessageQueue",
+        policy: "api.QueryOffsetPolicy.ValueType",
+        stored_ms: int = 0,
+    ) -> int:
+        from popmq.proxy.api import service_pb2 as service
+
+        request = service.QueryOffsetRequest(message_queue=queue, query_offset_policy=policy)
+        if stored_ms:
+            request.timestamp.FromMilliseconds(stored_ms)
+        path = MESSAGING + "QueryOffset"
+        reply = self._call(path, request, service.QueryOffsetResponse)
+        check_status(reply.status)
+        return reply.offset
 
     def topic(self, request: TopicRequest) -> admin.Topic:
         return self.call_admin(request, admin.TopicReply).topic
@@ -230,47 +373,131 @@ class Client:
         return reply
 
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
-        call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(
-            path,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=reply_type.FromString,
-        )
-        timeout_s = CALL_TIMEOUT_MS / 1000
-        return self._ask(
-            lambda metadata: call(request, timeout=timeout_s, metadata=metadata), timeout_s
-        )
+        replies: list[R] = []
 
-    def _ask(self, call: Callable[[Metadata], T], timeout_s: float) -> T:
+        def on_message(data: bytes) -> None:
+            replies.append(reply_type.FromString(data))
+
+        self._ask(path, request, on_message, self._timeout_s(request))
+        if len(replies) != 1:
+            raise CallFailed(f"{self.endpoint} answered {len(replies)} messages instead of one")
+        return replies[0]
+
+    def _timeout_s(self, request: Message) -> float:
+        looks = isinstance(request, _LOOKS)
+        return (self._look_timeout_ms if looks else self._timeout_ms) / 1000
+
+    def _ask(
+        self, path: str, request: Message, on_message: Callable[[bytes], None], timeout_s: float
+    ) -> None:
+        body = request.SerializeToString()
         try:
-            answer = call(_metadata(self._client_id))
-        except grpc.RpcError as error:
-            raise self._explained(error, timeout_s) from error
-        self._answered = True
-        return answer
+            if path.startswith(ADMIN):
+                self._ask_admin(path, body, on_message, timeout_s)
+            else:
+                self._ask_at(self._public, path, body, on_message, timeout_s)
+        except StatusError as error:
+            raise self._explained(error, path, timeout_s) from error
+        except ChannelError as error:
+            raise CallFailed(str(error)) from error
 
-    def _explained(self, error: grpc.RpcError, timeout_s: float) -> PopmqError:
-        details = error.details() or "no details given"
-        match error.code():
-            case grpc.StatusCode.UNAVAILABLE if "TLS only" in details:
-                return CallFailed(
-                    f"{self.endpoint} takes TLS only: write {OVER_TLS}{self.endpoint}"
-                )
-            case grpc.StatusCode.UNAVAILABLE if "CERTIFICATE_VERIFY_FAILED" in details:
-                return CallFailed(
-                    f"the certificate of {self.endpoint} is not trusted: {CLIENT_TLS_CA} names a "
-                    "file of those that are"
-                )
-            case grpc.StatusCode.UNAVAILABLE if not self._answered:
-                return CallFailed(f"no popmq at {self.endpoint}: start one with `popmq up`")
-            case grpc.StatusCode.UNAVAILABLE:
-                return CallFailed(f"lost the connection to {self.endpoint}: {details}")
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return CallFailed(f"{self.endpoint} did not answer within {timeout_s:g} s")
-            case code:
-                return CallFailed(f"{self.endpoint} answered {code.name}: {details}")
+    def _ask_admin(
+        self, path: str, body: bytes, on_message: Callable[[bytes], None], timeout_s: float
+    ) -> None:
+        """At the admin port that is known; else at the public port, which may name one."""
+        missing: ChannelError | None = None
+        if (known := self._admin) is not None:
+            try:
+                self._ask_at(known, path, body, on_message, timeout_s)
+                return
+            except ChannelError as error:
+                # Before this release there were no admin ports; or the proxy was started anew.
+                if error.connected:
+                    raise
+                missing = error
+            except StatusError as error:
+                if str(error) != OTHER_PROXY:
+                    raise
+        try:
+            self._ask_at(self._public, path, body, on_message, timeout_s)
+        except StatusError as error:
+            named = named_endpoint(str(error))
+            if named is None:
+                raise missing or error from error
+            self._admin = named
+            self._ask_named(named, path, body, on_message, timeout_s)
+
+    def _ask_named(
+        self,
+        named: AdminEndpoint,
+        path: str,
+        body: bytes,
+        on_message: Callable[[bytes], None],
+        timeout_s: float,
+    ) -> None:
+        """At the port that the public one has just named; it may be a forwarded one's."""
+        why = f"{self.endpoint} names it as its admin port; elsewhere --admin-endpoint does"
+        try:
+            self._ask_at(named, path, body, on_message, timeout_s)
+        except ChannelError as error:
+            if error.connected:
+                raise
+            raise ChannelError(f"{error} ({why})", connected=False) from error
+        except StatusError as error:
+            if str(error) != OTHER_PROXY:
+                raise
+            raise ChannelError(f"{named.address} belongs to another popmq ({why})") from error
+
+    def _ask_at(
+        self,
+        at: AdminEndpoint,
+        path: str,
+        body: bytes,
+        on_message: Callable[[bytes], None],
+        timeout_s: float,
+    ) -> None:
+        channel = self._connection(at.address)
+        fields = self._metadata()
+        if at.proxy_id:
+            fields.append((ID_HEADER, at.proxy_id))
+        try:
+            channel.call(path, body, fields, timeout_s, on_message)
+        except StatusError:
+            self._keep(channel)  # the call ended as calls do
+            raise
+        self._keep(channel)
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        return [*_metadata(self._client_id), *self._signer.headers()]
+
+    def _keep(self, channel: GrpcChannel) -> None:
+        self._idle.setdefault(channel.endpoint, []).append(channel)
+        if self._closed:
+            self.close()
+
+    def _connection(self, endpoint: str) -> GrpcChannel:
+        idle = self._idle.setdefault(endpoint, [])
+        while idle:
+            channel = idle.pop()
+            if channel.is_usable():
+                return channel
+            channel.close()
+        return GrpcChannel(endpoint, self._tls_ca)
+
+    def _explained(self, error: StatusError, path: str, timeout_s: float) -> PopmqError:
+        if error.name == "DEADLINE_EXCEEDED":
+            return CallFailed(f"{self.endpoint} did not answer within {timeout_s:g} s")
+        if ADMIN_LISTEN in str(error):
+            return CallFailed(f"{self.endpoint}: {error}")
+        if error.name == "UNIMPLEMENTED":
+            method = path.rpartition("/")[2]
+            return CallFailed(f"{self.endpoint} does not serve {method}: its popmq is too old")
+        if "TLS only" in str(error):
+            return CallFailed(f"{self.endpoint} takes TLS only: write {OVER_TLS}{self.endpoint}")
+        return CallFailed(f"{self.endpoint} answered {error.name}: {error}")
 
 
-def messages_of(parts: Iterable[service.ReceiveMessageResponse]) -> list[api.Message]:
+def messages_of(parts: "Iterable[service.ReceiveMessageResponse]") -> "list[api.Message]":
     """The messages of one receive; CallRefused when there are none for another reason than that.
 
     What came before a refusal is kept: it is in flight for us already.
@@ -288,13 +515,12 @@ def messages_of(parts: Iterable[service.ReceiveMessageResponse]) -> list[api.Mes
     return messages
 
 
-def _metadata(client_id: str) -> Metadata:
-    return (
+def _metadata(client_id: str) -> list[tuple[str, str]]:
+    return [
         ("x-mq-client-id", client_id),
-        ("x-mq-client-version", version("popmq")),
+        ("x-mq-client-version", VERSION),
         ("x-mq-language", "PYTHON"),
         ("x-mq-protocol", "v2"),
         ("x-mq-namespace", ""),
-        ("x-mq-request-id", str(uuid.uuid4())),
-        ("x-mq-date-time", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())),
-    )
+        ("x-mq-request-id", os.urandom(16).hex()),
+    ]

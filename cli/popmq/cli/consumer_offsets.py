@@ -1,15 +1,24 @@
-"""`popmq lag` and `popmq reset-offset`: where consumer groups are, and where they shall be."""
+"""`popmq lag` and `popmq reset-offset`: the offsets of consumer groups, and a change of them."""
 
-import argparse
-import json
-
+import click
 from google.protobuf.json_format import MessageToDict
 
-from popmq.cli.client import Client
-from popmq.cli.lookup import offset_argument, queue_argument
-from popmq.cli.messages import Subparsers, time_argument
-from popmq.cli.metadata import columns, format_duration, say_incomplete
-from popmq.cli.namespace_option import belongs
+from popmq.cli.client import CallFailed, CallRefused, Client
+from popmq.cli.clients import list_clients, member_lines
+from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
+from popmq.cli.terminal.arguments import (
+    POSITIVE_DURATION,
+    QUEUE,
+    Parsed,
+    offset_argument,
+    shortened,
+    time_argument,
+)
+from popmq.cli.terminal.command_line import Args, command, flag, option
+from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.live_screen import watch
+from popmq.cli.terminal.namespace_option import belongs
+from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import admin_pb2 as admin
 
@@ -17,37 +26,10 @@ LAG_COLUMNS = (
     *("GROUP", "TOPIC", "LAG", "READY", "IN-FLIGHT", "DELAYED"),
     *("BLOCKED", "RETRIES", "EXPIRED", "OLDEST"),
 )
+# Left out on narrow terminals, the last one first.
+LAG_OPTIONAL = ("RETRIES", "DELAYED", "BLOCKED", "EXPIRED")
+SHOWN_QUEUES = 8  # of `--watch`, those with the oldest unread message first
 SUMS = ("ready", "in_flight", "delayed", "blocked", "retries", "expired", "unknown_ages")
-
-
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    lag = subparsers.add_parser(
-        "lag", parents=[common], help="what each group has still to do in each topic"
-    )
-    lag.set_defaults(run=run_lag)
-    lag.add_argument("--group", default="", metavar="G")
-    lag.add_argument("--topic", default="", metavar="T")
-    reset = subparsers.add_parser(
-        "reset-offset", parents=[common], help="set where a group reads on, also a running one"
-    )
-    reset.set_defaults(run=run_reset)
-    reset.add_argument("--group", required=True, metavar="G")
-    reset.add_argument("--topic", required=True, metavar="T")
-    reset.add_argument(
-        "--to", required=True, type=target_argument, metavar="oldest|newest|OFFSET|TIME"
-    )
-    reset.add_argument("--queue", type=queue_argument, metavar="Q", help="this queue alone")
-    retries = reset.add_mutually_exclusive_group()
-    for name, value in (("skip", True), ("keep", False)):
-        retries.add_argument(
-            f"--{name}-retries",
-            dest="skip_retries",
-            action="store_const",
-            const=value,
-            help=f"{name} pending retries and what is parked (without a word: skip them with "
-            "`--to newest` only)",
-        )
-    reset.add_argument("--dry-run", action="store_true", help="only say what would be done")
 
 
 def target_argument(text: str) -> tuple[str, int]:
@@ -56,25 +38,85 @@ def target_argument(text: str) -> tuple[str, int]:
         return text, 1
     if text.isascii() and text.isdecimal():
         return "offset", offset_argument(text)
-    return "stored_ms", time_argument(text)
+    try:
+        return "stored_ms", time_argument(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(
+            f"{shortened(text)!r} is neither oldest, newest, an offset nor a time, such as "
+            "2030-01-31T12:00:00+01:00 or `90m ago`"
+        ) from error
 
 
-def run_lag(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
-        reply = client.call_admin(
-            admin.LagRequest(group=args.group, topic=args.topic), admin.LagReply
-        )
-    say_incomplete(reply.incomplete)
-    keep_of_namespace(args, reply)
-    for line in lag_json(reply) if args.json else lag_lines(reply):
-        print(line)
+def run_lag(args: Args) -> int:
+    with client_of(args) as client:
+        check_names(client, topic=args.topic, group=args.group)
+        if args.watch:
+            return watch(args.every / 1000, lambda: _watched(client, args))
+        reply = _lag(client, args)
+    print_incomplete(reply.incomplete)
+    print_rows(args, lag_rows(reply), lag_lines(reply, wide=args.output == "wide"))
     return 0
 
 
-def keep_of_namespace(args: argparse.Namespace, reply: admin.LagReply) -> None:
+def _lag(client: Client, args: Args) -> admin.LagReply:
+    request = admin.LagRequest(group=args.group, topic=args.topic)
+    reply = client.call_admin(request, admin.LagReply)
+    keep_of_namespace(args, reply)
+    return reply
+
+
+def _watched(client: Client, args: Args) -> list[str]:
+    """The lag; of one group also its queues and its members."""
+    lag = _lag(client, args)
+    lines = lag_lines(lag, wide=False)
+    incomplete = [lag.incomplete]
+    if args.group:
+        # By name, so that brokers count what the group has not come to there.
+        topics = sorted({item.topic for item in lag.lags if item.group == args.group})
+        request = admin.TimeSpansRequest(group=args.group, topics=topics)
+        try:
+            spans = client.call_admin(request, admin.TimeSpansReply)
+            lines += ["", *queue_lines(spans)]
+            members = list_clients(client, args)
+            lines += ["", *member_lines(members)]
+            incomplete += [spans.incomplete, members.incomplete]
+        except (CallRefused, CallFailed) as error:
+            incomplete.append(str(error))
+    reasons = "; ".join(dict.fromkeys(filter(None, incomplete)))
+    return [*lines, "", f"not everything: {reasons}"] if reasons else lines
+
+
+def queue_lines(reply: admin.TimeSpansReply) -> list[str]:
+    """Those that have messages which the group has not been given, the oldest first."""
+    unread = sorted(
+        (span for span in reply.spans if span.next_ms),
+        key=lambda span: (span.next_ms, span.topic, span.broker, span.queue_id),
+    )
+    rows = [
+        (
+            span.topic,
+            span.queue_id,
+            span.broker,
+            span.unread if span.HasField("unread") else "-",
+            format_age(max(0, reply.now_ms - span.next_ms)),
+            format_age(max(0, reply.now_ms - span.newest_ms)),
+        )
+        for span in unread[:SHOWN_QUEUES]
+    ]
+    header = ("TOPIC", "QUEUE", "BROKER", "UNREAD", "OLDEST", "NEWEST")
+    others = len(reply.spans) - len(rows)
+    lines = [columns(header, rows, optional=("NEWEST", "BROKER"))] if rows else []
+    if unread[SHOWN_QUEUES:]:
+        lines.append(f"more queues with unread messages: {len(unread) - len(rows)}")
+    elif others:
+        lines.append(f"queues without unread messages: {others}")
+    return lines or ["the group has read no queue yet"]
+
+
+def keep_of_namespace(args: Args, reply: admin.LagReply) -> None:
     """Its groups in any topic, and any group in its topics."""
-    lags = [one for one in reply.lags if belongs(args, one.group, one.topic)]
-    dead = [one for one in reply.dead_letters if belongs(args, one.group)]
+    lags = [item for item in reply.lags if belongs(args, item.group, item.topic)]
+    dead = [dead_letter for dead_letter in reply.dead_letters if belongs(args, dead_letter.group)]
     del reply.lags[:], reply.dead_letters[:]
     reply.lags.extend(lags)
     reply.dead_letters.extend(dead)
@@ -96,7 +138,7 @@ def total_of(lag: admin.Lag) -> int:
     return lag.ready + lag.in_flight + lag.blocked
 
 
-def lag_lines(reply: admin.LagReply) -> list[str]:
+def lag_lines(reply: admin.LagReply, *, wide: bool = False) -> list[str]:
     """The rows, their total when there are several, and dead letters by group."""
     rows = joined(reply)
     cells = [_cells(row, reply.now_ms) for row in rows]
@@ -106,58 +148,64 @@ def lag_lines(reply: admin.LagReply) -> list[str]:
             setattr(total, name, sum(getattr(row, name) for row in rows))
         total.unknown_ages = 0  # the total has no age
         cells.append(_cells(total, reply.now_ms))
-    lines = [columns(LAG_COLUMNS, cells)]
+    table = columns(LAG_COLUMNS, cells, optional=LAG_OPTIONAL, wide=wide)
+    lines = [table] if rows else ["no group has read a topic yet"]
     dead = _dead_letters(reply)
     if dead:
-        lines += [
-            "",
-            columns(
-                ("GROUP", "DEAD-LETTERS", "REDRIVEN"),
-                [(group, *counts) for group, counts in sorted(dead.items())],
-            ),
-        ]
+        header = ("GROUP", "DEAD-LETTERS", "REDRIVEN")
+        counts = [(group, *counts) for group, counts in sorted(dead.items())]
+        lines += ["", columns(header, counts)]
     return lines
 
 
-def lag_json(reply: admin.LagReply) -> list[str]:
-    lines = []
+def lag_rows(reply: admin.LagReply) -> list[Row]:
+    """An object for each group and topic, then one for each group with dead letters."""
+    rows: list[Row] = []
     for row in joined(reply):
         age_ms = max(0, reply.now_ms - row.oldest_ready_ms) if row.oldest_ready_ms else None
         values = {name: getattr(row, name) for name in SUMS}
         names = {"group": row.group, "topic": row.topic, "lag": total_of(row)}
-        lines.append(json.dumps(names | values | {"oldest_ready_age_ms": age_ms}))
+        rows.append(names | values | {"oldest_ready_age_ms": age_ms})
     for group, (stored, redriven) in sorted(_dead_letters(reply).items()):
-        lines.append(json.dumps({"group": group, "dead_letters": stored, "redriven": redriven}))
-    return lines
+        rows.append({"group": group, "dead_letters": stored, "redriven": redriven})
+    return rows
 
 
-def run_reset(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
-        reply = client.call_admin(reset_request(args), admin.ResetOffsetReply)
-    say_incomplete(reply.incomplete)
-    if args.json:
-        for queue in reply.queues:
-            row = MessageToDict(
-                queue,
-                preserving_proto_field_name=True,
-                always_print_fields_with_no_presence=True,
+def run_reset(args: Args) -> int:
+    request = reset_request(args)
+    with client_of(args) as client:
+        check_names(client, topic=args.topic, group=args.group)
+        if not args.dry_run:
+            _, value = args.to
+            target = value if args.to[0] == "offset" else args.to[0].replace("stored_ms", "a time")
+            confirm(
+                args,
+                f"group {args.group} reads on in topic {args.topic} at {target}, and what it has "
+                "in flight there ends",
             )
-            numbers = {name: int(row[name]) for name in ("before", "after", "in_flight")}
-            print(json.dumps(row | numbers | {"dry_run": args.dry_run}))
-    else:
-        print(reset_lines(reply, dry_run=args.dry_run))
+        reply = client.call_admin(request, admin.ResetOffsetReply)
+    print_incomplete(reply.incomplete)
+    rows = [_reset_row(queue) | {"dry_run": args.dry_run} for queue in reply.queues]
+    print_rows(args, rows, [reset_lines(reply, dry_run=args.dry_run)])
     # A broker that was not reached still reads on where it was.
     return 1 if reply.incomplete else 0
 
 
-def reset_request(args: argparse.Namespace) -> admin.ResetOffsetRequest:
+def _reset_row(queue: admin.ResetQueue) -> dict[str, object]:
+    row = MessageToDict(
+        queue, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return row | {name: int(row[name]) for name in ("before", "after", "in_flight")}
+
+
+def reset_request(args: Args) -> admin.ResetOffsetRequest:
     name, value = args.to
     request = admin.ResetOffsetRequest(
         group=args.group,
         topic=args.topic,
         queue_id=args.queue,
         dry_run=args.dry_run,
-        skip_retries=args.skip_retries,
+        skip_retries=_skip_retries(args),
     )
     if value < 0:
         raise Refused(Code.BAD_REQUEST, "--to names a time before 1970")
@@ -165,10 +213,20 @@ def reset_request(args: argparse.Namespace) -> admin.ResetOffsetRequest:
     return request
 
 
+def _check_reset(args: Args) -> None:
+    if args.skip_retries and args.keep_retries:
+        raise click.UsageError("--skip-retries and --keep-retries cannot be combined")
+
+
+def _skip_retries(args: Args) -> bool | None:
+    """None leaves it to the broker."""
+    return True if args.skip_retries else False if args.keep_retries else None
+
+
 def reset_lines(reply: admin.ResetOffsetReply, *, dry_run: bool) -> str:
     rows = [
-        (one.broker, one.topic, one.queue_id, one.before, one.after, one.in_flight)
-        for one in reply.queues
+        (queue.broker, queue.topic, queue.queue_id, queue.before, queue.after, queue.in_flight)
+        for queue in reply.queues
     ]
     ended = "WOULD-END" if dry_run else "ENDED"
     return columns(("BROKER", "TOPIC", "QUEUE", "BEFORE", "AFTER", ended), rows)
@@ -176,17 +234,16 @@ def reset_lines(reply: admin.ResetOffsetReply, *, dry_run: bool) -> str:
 
 def _dead_letters(reply: admin.LagReply) -> dict[str, tuple[int, int]]:
     counts: dict[str, tuple[int, int]] = {}
-    for one in reply.dead_letters:
-        stored, redriven = counts.get(one.group, (0, 0))
-        counts[one.group] = (stored + one.stored, redriven + one.redriven)
+    for dead_letter in reply.dead_letters:
+        stored, redriven = counts.get(dead_letter.group, (0, 0))
+        counts[dead_letter.group] = (stored + dead_letter.stored, redriven + dead_letter.redriven)
     return counts
 
 
 def _cells(lag: admin.Lag, now_ms: int) -> tuple[object, ...]:
     age = "unknown" if lag.unknown_ages else "-"
     if lag.oldest_ready_ms:
-        seconds = max(0, now_ms - lag.oldest_ready_ms) // 1000
-        age = format_duration(seconds * 1000)
+        age = format_age(max(0, now_ms - lag.oldest_ready_ms))
         age = f">={age}" if lag.unknown_ages else age
     return (
         lag.group,
@@ -200,3 +257,44 @@ def _cells(lag: admin.Lag, now_ms: int) -> tuple[object, ...]:
         lag.expired,
         age,
     )
+
+
+_RETRIES = (
+    flag("--skip-retries", help="Skip pending retries and what is parked."),
+    flag("--keep-retries", help="Keep them.  [default: skip them with `--to newest` only]"),
+)
+
+lag = command(
+    "lag",
+    run_lag,
+    option("--group", default="", type=GROUP, metavar="G"),
+    option("--topic", default="", type=TOPIC, metavar="T"),
+    flag("-w", "--watch", help="Show it again and again, until Ctrl-C."),
+    option("--every", type=POSITIVE_DURATION, default="2s", metavar="2s", help="With --watch."),
+    help="Show what each group has still to do in each topic.",
+    examples=("popmq lag --group billing", "popmq lag --watch", "popmq lag -o json"),
+    namespaced=True,
+)
+reset_offset = command(
+    "reset-offset",
+    run_reset,
+    option("--group", required=True, type=GROUP, metavar="G"),
+    option("--topic", required=True, type=TOPIC, metavar="T"),
+    option(
+        "--to",
+        required=True,
+        type=Parsed("target", target_argument),
+        metavar="oldest|newest|OFFSET|TIME",
+    ),
+    option("--queue", type=QUEUE, metavar="Q", help="This queue alone."),
+    *_RETRIES,
+    flag("--dry-run", help="Only show what would be done."),
+    flag("-y", "--yes", help="Do not ask."),
+    help="Set where a group reads on, also a running one. Asks on a terminal.",
+    examples=(
+        "popmq reset-offset --group billing --topic orders --to oldest --dry-run",
+        "popmq reset-offset --group billing --topic orders --to '2h ago'",
+    ),
+    namespaced=True,
+    check=_check_reset,
+)

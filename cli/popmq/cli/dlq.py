@@ -4,20 +4,29 @@ A redrive goes on where the brokers' logs say that it was, so it may be ended an
 any moment (docs/concepts/dead_letters.md).
 """
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
+
+import click
 
 from popmq.cli.client import CallRefused, Client
 from popmq.cli.lookup import message_of
-from popmq.cli.messages import Subparsers, as_json, as_line, count_argument, time_argument
-from popmq.cli.metadata import columns, say_incomplete
-from popmq.common.errors import Code, PopmqError
+from popmq.cli.messages import as_line, message_fields
+from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
+from popmq.cli.terminal.arguments import COUNT, Parsed, count_argument, time_argument
+from popmq.cli.terminal.command_line import Args, argument, command, flag, group, option
+from popmq.cli.terminal.output import (
+    Row,
+    columns,
+    format_ago,
+    print_incomplete,
+    print_note,
+    print_rows,
+)
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.quantities import iso_time
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 
@@ -28,39 +37,11 @@ PATIENCE_S = 30.0
 PAUSE_S = 0.5
 _PASSING = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT, Code.TOO_MANY_REQUESTS)
 
+MAX_LOOKED_AT = 100_000  # dead letters, for those that are named by id
+# Left out on narrow terminals, the last one first.
+OPTIONAL = ("REASON", "REDRIVEN", "DEAD", "OFFSET", "LAST", "FIRST")
 LIST_COLUMNS = ("OFFSET", "ID", "ORIGIN", "ATTEMPTS", "REASON", "FIRST", "LAST", "DEAD", "REDRIVEN")
 COUNTS = ("redriven", "already", "filtered", "orphaned", "damaged")
-
-
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    actions = subparsers.add_parser("dlq", help="dead letters: look, and send back").add_subparsers(
-        required=True, metavar="ACTION"
-    )
-    every = actions.add_parser(
-        "list", parents=[common], help="a group's dead letters, oldest first"
-    )
-    every.set_defaults(run=run_list)
-    every.add_argument("--count", type=count_argument, default=100, metavar="100")
-    peek = actions.add_parser("peek", parents=[common], help="the same with their content")
-    peek.set_defaults(run=run_peek)
-    peek.add_argument("--count", type=count_argument, default=10, metavar="10")
-    redrive = actions.add_parser(
-        "redrive", parents=[common], help="send them back to their group, each once"
-    )
-    redrive.set_defaults(run=run_redrive)
-    redrive.add_argument("--topic", default="", metavar="T", help="those that come from there")
-    redrive.add_argument(
-        "--filter",
-        type=filter_argument,
-        action="append",
-        default=[],
-        metavar="tag=T|key=K|before=TIME|after=TIME",
-        help="which; times are those of becoming a dead letter. Several must all be true",
-    )
-    redrive.add_argument("--dry-run", action="store_true", help="only count")
-    redrive.add_argument("--rate", type=rate_argument, default=0, metavar="N/s", help="at most")
-    for one in (every, peek, redrive):
-        one.add_argument("group", metavar="GROUP")
 
 
 def rate_argument(text: str) -> int:
@@ -76,47 +57,70 @@ def filter_argument(text: str) -> tuple[str, str | int]:
         milliseconds = time_argument(value)
         if milliseconds > 0:
             return f"{name}_ms", milliseconds
-    raise argparse.ArgumentTypeError(
+    raise click.BadParameter(
         f"{text[:40]!r} is no filter: write tag=T, key=K, before=TIME or after=TIME"
     )
 
 
-def run_list(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
-        letters = list(_letters(client, args.group, args.count, bodies=False))
-    if args.json:
-        for letter in letters:
-            print(letter_json(letter, bodies=False))
-    else:
-        print(columns(LIST_COLUMNS, list(map(_cells, letters))))
+def run_list(args: Args) -> int:
+    with client_of(args) as client:
+        check_names(client, group=args.group)
+        letters = _chosen(args, _letters(client, args.group, args.count, bodies=bool(args.ids)))
+    wide = args.output == "wide"
+    text = f"group {args.group} has no dead letters"
+    if letters:
+        cells = [_cells(letter, time.time_ns() // 1_000_000) for letter in letters]
+        text = columns(LIST_COLUMNS, cells, optional=OPTIONAL, wide=wide)
+    print_rows(args, [letter_fields(letter, bodies=False) for letter in letters], [text])
     return 0
 
 
-def run_peek(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
-        for letter in _letters(client, args.group, args.count, bodies=True):
-            print(letter_json(letter, bodies=True) if args.json else letter_lines(letter))
+def run_peek(args: Args) -> int:
+    with client_of(args) as client:
+        check_names(client, group=args.group)
+        letters = _chosen(args, _letters(client, args.group, args.count, bodies=True))
+    rows = [letter_fields(letter, bodies=True) for letter in letters]
+    lines = [letter_lines(letter) for letter in letters]
+    print_rows(args, rows, lines or [f"group {args.group} has no dead letters"])
     return 0
+
+
+def _chosen(args: Args, letters: Iterator[admin.DeadLetter]) -> list[admin.DeadLetter]:
+    """Those with the ids that are named, or all.  Raises MESSAGE_NOT_FOUND for the first of the
+    ids that is not there."""
+    if not args.ids:
+        return list(letters)
+    dead_letters = {_message(letter).system_properties.message_id: letter for letter in letters}
+    for message_id in args.ids:
+        if message_id not in dead_letters:
+            raise Refused(
+                Code.MESSAGE_NOT_FOUND,
+                f"group {args.group} has no dead letter {message_id} among the first {args.count}",
+            )
+    return [dead_letters[message_id] for message_id in args.ids]
 
 
 def _letters(client: Client, group: str, count: int, *, bodies: bool) -> Iterator[admin.DeadLetter]:
     """Up to `count`, broker after broker, in pieces."""
     request = admin.ListDeadLettersRequest(group=group, bodies=bodies, limit=min(PAGE, count))
     reply = client.call_admin(request, admin.ListDeadLettersReply)
-    say_incomplete(reply.incomplete)
-    first = {one.broker: [] for one in reply.ranges}  # type: dict[str, list[admin.DeadLetter]]
+    print_incomplete(reply.incomplete)
+    first = {letter_range.broker: [] for letter_range in reply.ranges}  # type: dict[str, list[admin.DeadLetter]]
     for letter in reply.letters:
         first[letter.broker].append(letter)
     for where in reply.ranges:
-        found, at, end = first[where.broker], where.next_offset, where.end_offset
-        while count and found:
-            yield from found[:count]
-            count -= min(count, len(found))
+        dead_letters, at, end = first[where.broker], where.next_offset, where.end_offset
+        while count and dead_letters:
+            yield from dead_letters[:count]
+            count -= min(count, len(dead_letters))
             if not count or at >= end:
                 break
             request.broker, request.from_offset, request.limit = where.broker, at, min(PAGE, count)
             reply = client.call_admin(request, admin.ListDeadLettersReply)
-            found, at = list(reply.letters), reply.ranges[0].next_offset if reply.ranges else end
+            dead_letters, at = (
+                list(reply.letters),
+                reply.ranges[0].next_offset if reply.ranges else end,
+            )
 
 
 def letter_lines(letter: admin.DeadLetter) -> str:
@@ -129,16 +133,16 @@ def letter_lines(letter: admin.DeadLetter) -> str:
     )
 
 
-def letter_json(letter: admin.DeadLetter, *, bodies: bool) -> str:
-    shown: dict[str, object] = json.loads(as_json(_message(letter)))
+def letter_fields(letter: admin.DeadLetter, *, bodies: bool) -> Row:
+    shown = message_fields(_message(letter))
     names = (
         "message_id",
         "tag",
         "keys",
         *(("body", "body_base64", "properties") if bodies else ()),
     )
-    value = {name: shown[name] for name in names if name in shown}
-    value |= {
+    fields = {name: shown[name] for name in names if name in shown}
+    return fields | {
         "broker": letter.broker,
         "offset": letter.queue_offset,
         "position": letter.position,
@@ -154,29 +158,42 @@ def letter_json(letter: admin.DeadLetter, *, bodies: bool) -> str:
         "dead_ms": letter.dead_ms,
         "redriven": letter.redriven,
     }
-    return json.dumps(value, ensure_ascii=False)
 
 
-def run_redrive(args: argparse.Namespace) -> int:
+def run_redrive(args: Args) -> int:
     request = redrive_request(args)
-    with Client(args.endpoint) as client:
+    with client_of(args) as client:
+        check_names(client, group=args.group, topic=args.topic)
         redrive = partial(client.call_admin, reply_type=admin.RedriveReply)
         run = Redrive(redrive, rate=args.rate)
-        total = run.all(request)
+        total = _redrive_by_ids(client, args, run) if args.ids else run.all(request)
     counts = {name: getattr(total, name) for name in COUNTS}
-    if args.json:
-        print(json.dumps(counts | {"dry_run": args.dry_run}))
-    else:
-        done = "would be redriven" if args.dry_run else "redriven"
-        print(
-            f"{total.redriven} {done}, {total.already} were before, {total.filtered} filtered, "
-            f"{total.orphaned} of a deleted topic, {total.damaged} damaged"
-        )
+    done = "would be redriven" if args.dry_run else "redriven"
+    text = (
+        f"{total.redriven} {done}, {total.already} were before, {total.filtered} filtered, "
+        f"{total.orphaned} of a deleted topic, {total.damaged} damaged"
+    )
+    print_rows(args, [counts | {"dry_run": args.dry_run}], [text])
     # A broker that was not reached has its dead letters still.
     return 1 if run.incomplete else 0
 
 
-def redrive_request(args: argparse.Namespace) -> admin.RedriveRequest:
+def _redrive_by_ids(client: Client, args: Args, run: "Redrive") -> admin.Redriven:
+    """Each letter alone: a piece of a redrive that has one offset."""
+    args.count = MAX_LOOKED_AT
+    total = admin.Redriven()
+    for letter in _chosen(args, _letters(client, args.group, args.count, bodies=True)):
+        piece = redrive_request(args)
+        piece.broker = letter.broker
+        piece.from_offset, piece.end_offset = letter.queue_offset, letter.queue_offset + 1
+        piece.limit = 1
+        for part in run.piece(piece).progress:
+            for name in COUNTS:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+    return total
+
+
+def redrive_request(args: Args) -> admin.RedriveRequest:
     request = admin.RedriveRequest(group=args.group, topic=args.topic, dry_run=args.dry_run)
     for name, value in args.filter:
         setattr(request, name, value)
@@ -204,10 +221,14 @@ class Redrive:
         total = admin.Redriven()
         plan = self._patiently(whole)
         self.incomplete = plan.incomplete
-        say_incomplete(plan.incomplete)
+        print_incomplete(plan.incomplete)
         for where in plan.progress:
             self._broker(request, where, total)
         return total
+
+    def piece(self, request: admin.RedriveRequest) -> admin.RedriveReply:
+        """Dead letters of one broker, from an offset to another."""
+        return self._patiently(request)
 
     def _broker(
         self, request: admin.RedriveRequest, where: admin.Redriven, total: admin.Redriven
@@ -247,7 +268,7 @@ class Redrive:
                 number = error.number if isinstance(error, CallRefused) else error.code
                 if number not in _PASSING or self.now_s() > until_s:
                     raise
-                print(f"popmq: {error}; trying again", file=sys.stderr)
+                print_note(f"{error}; trying again")
             self.sleep_s(PAUSE_S)
 
 
@@ -268,20 +289,81 @@ def _origin(letter: admin.DeadLetter) -> str:
 
 
 def _time(milliseconds: int) -> str:
-    if not milliseconds:
-        return "-"
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+    return iso_time(milliseconds) if milliseconds else "-"
 
 
-def _cells(letter: admin.DeadLetter) -> tuple[object, ...]:
+def _cells(letter: admin.DeadLetter, now_ms: int) -> tuple[object, ...]:
+    def ago(then_ms: int) -> str:
+        return format_ago(then_ms, now_ms) if then_ms else "-"
+
     return (
         letter.queue_offset,
         _message(letter).system_properties.message_id or "-",
         _origin(letter),
         letter.attempts,
         letter.reason,
-        _time(letter.first_delivery_ms),
-        _time(letter.last_delivery_ms),
-        _time(letter.dead_ms),
+        ago(letter.first_delivery_ms),
+        ago(letter.last_delivery_ms),
+        ago(letter.dead_ms),
         "yes" if letter.redriven else "no",
     )
+
+
+_IDS = argument("ids", nargs=-1, metavar="[MESSAGE_ID]...")
+
+dlq = group(
+    "dlq",
+    [
+        command(
+            "list",
+            run_list,
+            argument("group", type=GROUP),
+            _IDS,
+            option("--count", type=COUNT, default=100, metavar="N", help="[default: 100]"),
+            help="List a group's dead letters, oldest first.",
+            examples=("popmq dlq list billing",),
+            namespaced=True,
+        ),
+        command(
+            "peek",
+            run_peek,
+            argument("group", type=GROUP),
+            _IDS,
+            option("--count", type=COUNT, default=10, metavar="N", help="[default: 10]"),
+            help="The same with their content.",
+            examples=("popmq dlq peek billing 01ABCDEF --count 1000",),
+            namespaced=True,
+        ),
+        command(
+            "redrive",
+            run_redrive,
+            argument("group", type=GROUP),
+            _IDS,
+            option("--topic", default="", type=TOPIC, metavar="T", help="Those that come from it."),
+            option(
+                "--filter",
+                type=Parsed("filter", filter_argument),
+                multiple=True,
+                default=(),
+                metavar="tag=T|key=K|before=TIME|after=TIME",
+                help="Which; times are those of becoming a dead letter. Several must all be true.",
+            ),
+            flag("--dry-run", help="Only count."),
+            option(
+                "--rate",
+                type=Parsed("rate", rate_argument),
+                default=0,
+                metavar="N/s",
+                help="At most so many a second.",
+            ),
+            help="Send dead letters back to their group, each once.",
+            examples=(
+                "popmq dlq redrive billing --dry-run",
+                "popmq dlq redrive billing --filter tag=eu --rate 100/s",
+                "popmq dlq redrive billing 01ABCDEF",
+            ),
+            namespaced=True,
+        ),
+    ],
+    help="Dead letters: look at them, and send them back.",
+)

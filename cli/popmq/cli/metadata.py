@@ -3,15 +3,31 @@
 What `alter` is not told stays as it is; in the request such a field is empty.
 """
 
-import argparse
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
-from popmq.cli.client import Client, GroupRequest, TopicRequest
-from popmq.cli.messages import Subparsers, count_argument, duration_argument
-from popmq.cli.namespace_option import belongs
+import click
+
+from popmq.cli.client import GroupRequest, TopicRequest
+from popmq.cli.resource_names import (
+    GROUP,
+    TOPIC,
+    check_broker_group,
+    check_names,
+    client_of,
+    nearest_named,
+)
+from popmq.cli.terminal.arguments import COUNT, DURATION, Parsed, duration_argument
+from popmq.cli.terminal.command_line import Args, Run, argument, command, flag, group, option
+from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.namespace_option import belongs
+from popmq.cli.terminal.output import (
+    columns,
+    format_age,
+    print_incomplete,
+    print_rows,
+)
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
+from popmq.common.quantities import format_duration
 from popmq.common.wire import admin_pb2 as admin
 
 TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "priority", "lite", "mixed")
@@ -20,13 +36,6 @@ PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
 CHECK_POINTS = ("durable", "buffered")
 DURABILITIES = ("disk", "memory")
-
-ACTIONS = {
-    "create": "make a new one",
-    "alter": "change what is given, leave the rest",
-    "delete": "delete it and what belongs to it",
-    "show": "its settings",
-}
 
 TOPIC_COLUMNS = (
     *("name", "type", "queues", "permission", "retention", "durability", "lite"),
@@ -39,143 +48,29 @@ GROUP_COLUMNS = (
 RETRIES = ("customised", "exponential")
 
 Fields = dict[str, str | int | list[int]]
-Run = Callable[[argparse.Namespace], int]
-
-
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    _add_topic(subparsers.add_parser("topic", help="create, change and list topics"), common)
-    _add_group(subparsers.add_parser("group", help="create, change and list groups"), common)
-
-
-def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    create = _action(actions, common, "create", on_topic(admin.CreateTopicRequest))
-    create.add_argument("--type", choices=TOPIC_TYPES, default="normal")
-    create.add_argument(
-        "--queues",
-        type=count_argument,
-        default=0,
-        metavar="N",
-        help="if it is not said: as the setting topic.queues says (8)",
-    )
-    create.add_argument("--permission", choices=PERMISSIONS, default="rw")
-    create.add_argument(
-        "--durability",
-        choices=DURABILITIES,
-        default="disk",
-        help="what a send waits for: disks, or the memory of all in-sync replicas",
-    )
-    alter = _action(actions, common, "alter", on_topic(admin.AlterTopicRequest))
-    alter.add_argument("--type", choices=TOPIC_TYPES, default="")
-    alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
-    alter.add_argument("--permission", choices=PERMISSIONS, default="")
-    alter.add_argument("--durability", choices=DURABILITIES, default="")
-    for one in (create, alter):
-        one.add_argument(
-            "--brokers",
-            type=broker_groups_argument,
-            default=(),
-            metavar="broker-a,broker-b",
-            help="the broker groups that message groups and lite topics are placed over (create: "
-            "all that take messages); altered, keys lose their order unless all is consumed",
-        )
-        one.add_argument(
-            "--retention",
-            type=retention_argument,
-            default=0,
-            metavar="24h",
-            help="how long messages are kept; `store`: as long as the store keeps any",
-        )
-        one.add_argument(
-            "--lite-ttl",
-            type=lite_ttl_argument,
-            default=0,
-            metavar="3d",
-            help="of type lite: how long a lite topic lives without a message; `default`: as the "
-            "setting lite.ttl_ms says",
-        )
-    _action(actions, common, "delete", on_topic(admin.DeleteTopicRequest))
-    _action(actions, common, "show", on_topic(admin.DescribeTopicRequest))
-    every = actions.add_parser("list", parents=[common], help="all there are")
-    every.set_defaults(run=run_topic_list)
-    every.add_argument("--system", action="store_true", help="popmq's own topics too")
-
-
-def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    create = _action(actions, common, "create", on_group(admin.CreateGroupRequest))
-    create.add_argument("--type", choices=GROUP_TYPES, default="normal")
-    create.add_argument(
-        "--max-attempts",
-        type=count_argument,
-        default=0,
-        metavar="N",
-        help="if it is not said: as the setting group.max_attempts says (17)",
-    )
-    create.add_argument("--start", choices=STARTS, default="oldest")
-    _add_retry(create)
-    create.set_defaults(complete=True)
-    create.add_argument("--check-points", choices=CHECK_POINTS, default="durable")
-    alter = _action(actions, common, "alter", on_group(admin.AlterGroupRequest))
-    alter.add_argument("--type", choices=GROUP_TYPES, default="")
-    alter.add_argument("--max-attempts", type=count_argument, default=0, metavar="N")
-    alter.add_argument("--start", choices=STARTS, default="")
-    _add_retry(alter)
-    alter.set_defaults(complete=False)
-    alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
-    _action(actions, common, "delete", on_group(admin.DeleteGroupRequest))
-    _action(actions, common, "show", run_group_show)
-    every = actions.add_parser("list", parents=[common], help="all there are")
-    every.set_defaults(run=run_group_list)
-    add_actions(actions, common)
-
-
-def _add_retry(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--back-off",
-        type=back_off_argument,
-        default=(),
-        metavar="1s,5s,10s",
-        help="customised steps: the wait after each failed delivery",
-    )
-    parser.add_argument("--retry", choices=RETRIES, default="")
-    only = "; with an exponential retry"
-    parser.add_argument(
-        "--initial", type=duration_argument, metavar="1s", help=f"the first wait{only}"
-    )
-    parser.add_argument("--max", type=duration_argument, metavar="2h", help=f"the longest{only}")
-    parser.add_argument(
-        "--multiplier", type=multiplier_argument, metavar="2", help=f"each wait to the next{only}"
-    )
-    parser.add_argument(
-        "--jitter", type=percent_argument, metavar="20%", help=f"up to so much longer{only}"
-    )
-
-
-def _action(
-    actions: Subparsers, common: argparse.ArgumentParser, name: str, run: Run
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, parents=[common], help=ACTIONS[name])
-    parser.add_argument("name", metavar="NAME")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def on_topic(kind: type[TopicRequest]) -> Run:
     """A command that asks for one topic and prints what became of it."""
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: Args) -> int:
         request: TopicRequest
         if issubclass(kind, (admin.CreateTopicRequest, admin.AlterTopicRequest)):
             request = kind(topic=topic_of(args))
         else:
             request = kind(name=args.name)
-        with Client(args.endpoint) as client:
+        with client_of(args) as client, nearest_named(client, topic=args.name):
+            if kind is admin.DeleteTopicRequest:
+                if not args.yes:
+                    check_names(client, topic=args.name)
+                confirm(args, f"topic {args.name} is deleted with all its messages")
+            for name in getattr(args, "brokers", None) or ():
+                check_broker_group(client, name)
             topic = client.topic(request)
         if kind is admin.DeleteTopicRequest:
             _print_deleted("topic", args)
         else:
-            _print([topic_fields(topic)], TOPIC_COLUMNS, as_json=args.json)
+            _print(args, [topic_fields(topic)], TOPIC_COLUMNS)
         return 0
 
     return run
@@ -184,73 +79,115 @@ def on_topic(kind: type[TopicRequest]) -> Run:
 def on_group(kind: type[GroupRequest]) -> Run:
     """The same for one group."""
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: Args) -> int:
         request: GroupRequest
         if issubclass(kind, (admin.CreateGroupRequest, admin.AlterGroupRequest)):
             request = kind(group=group_of(args))
         else:
             request = kind(name=args.name)
-        with Client(args.endpoint) as client:
+        with client_of(args) as client, nearest_named(client, group=args.name):
+            if kind is admin.DeleteGroupRequest:
+                if not args.yes:
+                    check_names(client, group=args.name)
+                confirm(args, f"group {args.name} is deleted with its offsets and dead letters")
             group = client.group(request)
         if kind is admin.DeleteGroupRequest:
             _print_deleted("group", args)
         else:
-            _print([group_fields(group)], GROUP_COLUMNS, as_json=args.json)
+            _print(args, [group_fields(group)], GROUP_COLUMNS)
         return 0
 
     return run
 
 
-def run_group_show(args: argparse.Namespace) -> int:
-    """Its settings and, if there are any, the message groups that are parked for it."""
-    with Client(args.endpoint) as client:
-        reply = client.call_admin(
-            admin.DescribeGroupRequest(name=args.name, parked=True), admin.GroupReply
-        )
-    say_incomplete(reply.incomplete)
-    parked = parked_fields(reply.parked)
-    if args.json:
-        fields = group_fields(reply.group)
-        print(json.dumps({**fields, "parked_keys": reply.parked_keys, "parked": parked}))
-        return 0
-    _print([group_fields(reply.group)], GROUP_COLUMNS, as_json=False)
-    if parked:
-        shown = f", the {len(parked)} parked for longest" if len(parked) < reply.parked_keys else ""
-        print(f"\nparked message groups: {reply.parked_keys}{shown}")
+def run_group_show(args: Args) -> int:
+    """Its settings, what it has still to do, and the message groups that are parked for it."""
+    from popmq.cli.consumer_offsets import lag_rows
+
+    with client_of(args) as client, nearest_named(client, group=args.name):
+        request = admin.DescribeGroupRequest(name=args.name, parked=True)
+        reply = client.call_admin(request, admin.GroupReply)
+        lag = client.call_admin(admin.LagRequest(group=args.name), admin.LagReply)
+    print_incomplete(reply.incomplete or lag.incomplete)
+    row: dict[str, object] = {
+        **group_fields(reply.group),
+        "lags": [row for row in lag_rows(lag) if "topic" in row],
+        "parked_keys": reply.parked_keys,
+        "parked": parked_fields(reply.parked),
+    }
+    print_rows(args, [row], group_lines(args, reply, lag))
+    return 0
+
+
+def group_lines(args: Args, reply: admin.GroupReply, lag: admin.LagReply) -> list[str]:
+    from popmq.cli.consumer_offsets import lag_lines
+
+    wide = args.output == "wide"
+    lines = [_table([group_fields(reply.group)], GROUP_COLUMNS, wide=wide)]
+    if lag.lags:
+        lines += ["", *lag_lines(lag, wide=wide)]
+    if reply.parked:
+        parked = parked_fields(reply.parked)
+        some = len(parked) < reply.parked_keys
+        shown = f", the {len(parked)} parked for longest" if some else ""
         header = [name.upper().removesuffix("_MS") for name in PARKED_COLUMNS]
-        rows = [
+        cells = [
             [
-                format_duration(int(one[name]) // 1000 * 1000) if name == "parked_ms" else one[name]
+                format_age(int(key[name])) if name == "parked_ms" else key[name]
                 for name in PARKED_COLUMNS
             ]
-            for one in parked
+            for key in parked
         ]
-        print(columns(header, rows))
-    return 0
+        lines += ["", f"parked message groups: {reply.parked_keys}{shown}", columns(header, cells)]
+    return lines
 
 
-def say_incomplete(reason: str) -> None:
-    if reason:
-        print(f"popmq: not everything: {reason}", file=sys.stderr)
-
-
-def run_topic_list(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
+def run_topic_list(args: Args) -> int:
+    with client_of(args) as client:
         topics = client.topics(system=args.system)
-    topics = [one for one in topics if belongs(args, one.name)]
-    _print(list(map(topic_fields, topics)), TOPIC_COLUMNS, as_json=args.json)
+    topics = [topic for topic in topics if belongs(args, topic.name)]
+    _print(args, list(map(topic_fields, topics)), TOPIC_COLUMNS, empty="no topic")
     return 0
 
 
-def run_group_list(args: argparse.Namespace) -> int:
-    with Client(args.endpoint) as client:
+def run_purge(args: Args) -> int:
+    """Each group that reads the topic skips what is stored.  Messages stay until retention deletes
+    them: a group that begins later at the oldest message gets them."""
+    with client_of(args) as client:
+        check_names(client, topic=args.name)
+        lag = client.call_admin(admin.LagRequest(topic=args.name), admin.LagReply)
+        groups = sorted({row.group for row in lag.lags})
+        waiting = sum(row.ready + row.in_flight + row.blocked for row in lag.lags)
+        readers = f"{len(groups)} group{'s' if len(groups) != 1 else ''}"
+        text = f"{readers} that read topic {args.name} skip {waiting} messages"
+        if not args.dry_run:
+            confirm(args, text, always=True)
+        incomplete = lag.incomplete
+        for group in groups:
+            request = admin.ResetOffsetRequest(
+                group=group,
+                topic=args.name,
+                newest=True,
+                skip_retries=True,
+                dry_run=args.dry_run,
+            )
+            reply = client.call_admin(request, admin.ResetOffsetReply)
+            incomplete = incomplete or reply.incomplete
+    print_incomplete(incomplete)
+    row = {"topic": args.name, "groups": groups, "messages": waiting, "dry_run": args.dry_run}
+    print_rows(args, [row], [f"would do: {text}" if args.dry_run else f"purged: {text}"])
+    return 1 if incomplete else 0
+
+
+def run_group_list(args: Args) -> int:
+    with client_of(args) as client:
         groups = client.groups()
-    groups = [one for one in groups if belongs(args, one.name)]
-    _print(list(map(group_fields, groups)), GROUP_COLUMNS, as_json=args.json)
+    groups = [group for group in groups if belongs(args, group.name)]
+    _print(args, list(map(group_fields, groups)), GROUP_COLUMNS, empty="no consumer group")
     return 0
 
 
-def topic_of(args: argparse.Namespace) -> admin.Topic:
+def topic_of(args: Args) -> admin.Topic:
     return admin.Topic(
         name=args.name,
         type=args.type,
@@ -263,7 +200,7 @@ def topic_of(args: argparse.Namespace) -> admin.Topic:
     )
 
 
-def group_of(args: argparse.Namespace) -> admin.Group:
+def group_of(args: Args) -> admin.Group:
     return admin.Group(
         name=args.name,
         type=args.type,
@@ -276,7 +213,7 @@ def group_of(args: argparse.Namespace) -> admin.Group:
     )
 
 
-def _exponential_of(args: argparse.Namespace) -> admin.ExponentialBackOff | None:
+def _exponential_of(args: Args) -> admin.ExponentialBackOff | None:
     """What was given; a new group gets the rest here, so that asking twice asks for the same."""
     given = admin.ExponentialBackOff(
         initial_ms=args.initial,
@@ -312,7 +249,7 @@ def topic_fields(topic: admin.Topic) -> Fields:
 def group_fields(group: admin.Group) -> Fields:
     """An exponential back-off is shown instead of the steps that do not count then."""
     if group.HasField("exponential"):
-        told = group.exponential
+        back_off = group.exponential
         return {
             "name": group.name,
             "type": group.type,
@@ -320,9 +257,9 @@ def group_fields(group: admin.Group) -> Fields:
             "start": group.start_at,
             "check_points": group.check_points,
             "retry": "exponential",
-            "back_off_ms": [told.initial_ms, told.max_ms],
-            "multiplier": f"{told.multiplier_milli / 1000:g}",
-            "jitter": f"{told.jitter_percent}%",
+            "back_off_ms": [back_off.initial_ms, back_off.max_ms],
+            "multiplier": f"{back_off.multiplier_milli / 1000:g}",
+            "jitter": f"{back_off.jitter_percent}%",
         }
     return {
         "name": group.name,
@@ -335,31 +272,17 @@ def group_fields(group: admin.Group) -> Fields:
     }
 
 
-def format_duration(milliseconds: int) -> str:
-    """The largest unit that keeps it whole: 90000 is 90s, 120000 is 2m."""
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
-        if milliseconds and milliseconds % size == 0:
-            return f"{milliseconds // size}{unit}"
-    return f"{milliseconds}ms"
+def _print(args: Args, rows: Sequence[Fields], names: Sequence[str], *, empty: str = "") -> None:
+    def lines() -> Iterator[str]:
+        yield _table(rows, names, wide=args.output == "wide") if rows or not empty else empty
+
+    print_rows(args, rows, lines())
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in aligned plain columns, the last one as long as it is."""
-    lines = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _print(rows: Sequence[Fields], names: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        for row in rows:
-            print(json.dumps(row))
-        return
+def _table(rows: Sequence[Fields], names: Sequence[str], *, wide: bool) -> str:
     header = [name.upper().removesuffix("_MS").replace("_", "-") for name in names]
-    print(columns(header, [[_cell(row, name) for name in names] for row in rows]))
+    cells = [[_cell(row, name) for name in names] for row in rows]
+    return columns(header, cells, optional=OPTIONAL, wide=wide)
 
 
 def _cell(row: Fields, name: str) -> str:
@@ -369,8 +292,8 @@ def _cell(row: Fields, name: str) -> str:
     return ",".join(map(format_duration, value)) if isinstance(value, list) else str(value)
 
 
-def _print_deleted(kind: str, args: argparse.Namespace) -> None:
-    print(json.dumps({"deleted": args.name}) if args.json else f"deleted {kind} {args.name}")
+def _print_deleted(kind: str, args: Args) -> None:
+    print_rows(args, [{"deleted": args.name}], [f"deleted {kind} {args.name}"])
 
 
 def back_off_argument(text: str) -> tuple[int, ...]:
@@ -397,7 +320,7 @@ def _not_zero(text: str, instead: str) -> int:
     """0 is how a request says that nothing was said."""
     if milliseconds := duration_argument(text):
         return milliseconds
-    raise argparse.ArgumentTypeError(f"{text[:40]!r} is no time: write 1h, or `{instead}`")
+    raise click.BadParameter(f"{text[:40]!r} is no time: write 1h, or `{instead}`")
 
 
 def multiplier_argument(text: str) -> int:
@@ -410,59 +333,267 @@ def multiplier_argument(text: str) -> int:
         or len(part) > 3
         or not (digits.isascii() and digits.isdecimal())
     ):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a multiplier: write 2 or 1.5")
+        raise click.BadParameter(f"{text[:40]!r} is not a multiplier: write 2 or 1.5")
     return int(whole) * 1000 + int(part.ljust(3, "0"))
 
 
 def percent_argument(text: str) -> int:
     digits = text.removesuffix("%")
     if len(digits) > 3 or not (digits.isascii() and digits.isdecimal()) or int(digits) > 100:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a percentage: write 20%")
+        raise click.BadParameter(f"{text[:40]!r} is not a percentage: write 20%")
     return int(digits)
 
 
 UNPARK_ACTIONS = {
-    "resume": "receive a parked message group again, its parked messages first",
-    "skip": "forget the parked messages of a message group",
-    "dead-letter": "make the parked messages of a message group dead letters",
+    "resume": "Receive a parked message group again, its parked messages first",
+    "skip": "Forget the parked messages of a message group",
+    "dead-letter": "Make the parked messages of a message group dead letters",
 }
+OPTIONAL = ("BROKERS", "RETRY", "BACK-OFF", "LITE", "CHECK-POINTS", "DURABILITY")
 PARKED_COLUMNS = ("broker", "topic", "key", "queue", "messages", "parked_ms", "state")
 
 
-def add_actions(actions: Subparsers, common: argparse.ArgumentParser) -> None:
-    for name, text in UNPARK_ACTIONS.items():
-        parser = actions.add_parser(name, parents=[common], help=text)
-        parser.add_argument("name", metavar="GROUP")
-        parser.add_argument("--topic", required=True, metavar="T")
-        parser.add_argument(
-            "--key", required=True, metavar="K", help="the message group; '' for messages without"
-        )
-        parser.set_defaults(run=run_unpark, action=name)
-
-
-def run_unpark(args: argparse.Namespace) -> int:
+def run_unpark(args: Args) -> int:
     request = admin.UnparkRequest(
         group=args.name, topic=args.topic, key=args.key, action=args.action
     )
-    with Client(args.endpoint) as client:
+    with client_of(args) as client, nearest_named(client, topic=args.topic, group=args.name):
         messages = client.call_admin(request, admin.UnparkReply).messages
-    if args.json:
-        print(json.dumps({"action": args.action, "messages": messages}))
-    else:
-        print(f"{args.action}: {messages} messages of message group {args.key!r}")
+    text = f"{args.action}: {messages} messages of message group {args.key!r}"
+    print_rows(args, [{"action": args.action, "messages": messages}], [text])
     return 0
 
 
 def parked_fields(parked: Sequence[admin.ParkedKey]) -> list[dict[str, str | int]]:
     return [
         {
-            "broker": one.broker,
-            "topic": one.topic,
-            "key": one.key,
-            "queue": one.queue_id,
-            "messages": one.messages,
-            "parked_ms": one.parked_ms,
-            "state": one.state,
+            "broker": item.broker,
+            "topic": item.topic,
+            "key": item.key,
+            "queue": item.queue_id,
+            "messages": item.messages,
+            "parked_ms": item.parked_ms,
+            "state": item.state,
         }
-        for one in parked
+        for item in parked
     ]
+
+
+_RETRY = (
+    option(
+        "--back-off",
+        type=Parsed("durations", back_off_argument),
+        default=(),
+        metavar="1s,5s,10s",
+        help="Customised steps: the wait after each failed delivery.",
+    ),
+    option("--retry", type=click.Choice(RETRIES)),
+    option("--initial", type=DURATION, metavar="1s", help="Exponential: the first wait."),
+    option("--max", type=DURATION, metavar="2h", help="Exponential: the longest."),
+    option(
+        "--multiplier",
+        type=Parsed("multiplier", multiplier_argument),
+        metavar="2",
+        help="Exponential: from each wait to the next.",
+    ),
+    option(
+        "--jitter",
+        type=Parsed("percent", percent_argument),
+        metavar="20%",
+        help="Exponential: up to so much longer.",
+    ),
+)
+_YES = flag("-y", "--yes", help="Do not ask.")
+
+
+def _topic_options(*, altered: bool) -> list[click.Parameter]:
+    """Of `create` and `alter`; what `alter` is not given stays as it is."""
+    return [
+        argument("name", **({"type": TOPIC} if altered else {})),
+        option("--type", type=click.Choice(TOPIC_TYPES), default=None if altered else "normal"),
+        option(
+            "--queues",
+            type=COUNT,
+            default=0,
+            metavar="N",
+            help="" if altered else "[default: the setting topic.queues (8)]",
+        ),
+        option("--permission", type=click.Choice(PERMISSIONS), default=None if altered else "rw"),
+        option(
+            "--durability",
+            type=click.Choice(DURABILITIES),
+            default=None if altered else "disk",
+            help="What a send waits for: disks, or the memory of all in-sync replicas.",
+        ),
+        option(
+            "--brokers",
+            type=Parsed("names", broker_groups_argument),
+            default=(),
+            metavar="broker-a,broker-b",
+            help="The broker groups that message groups and lite topics are placed over (create: "
+            "all that take messages); altered, keys lose their order unless all is consumed.",
+        ),
+        option(
+            "--retention",
+            type=Parsed("duration", retention_argument),
+            default=0,
+            metavar="24h",
+            help="How long messages are kept; `store`: as long as the store keeps any.",
+        ),
+        option(
+            "--lite-ttl",
+            type=Parsed("duration", lite_ttl_argument),
+            default=0,
+            metavar="3d",
+            help="Of type lite: how long a lite topic lives without a message; `default`: as the "
+            "setting lite.ttl_ms says.",
+        ),
+    ]
+
+
+def _group_options(*, altered: bool) -> list[click.Parameter]:
+    return [
+        argument("name", **({"type": GROUP} if altered else {})),
+        option("--type", type=click.Choice(GROUP_TYPES), default=None if altered else "normal"),
+        option(
+            "--max-attempts",
+            type=COUNT,
+            default=0,
+            metavar="N",
+            help="" if altered else "[default: the setting group.max_attempts (17)]",
+        ),
+        option("--start", type=click.Choice(STARTS), default=None if altered else "oldest"),
+        *_RETRY,
+        option(
+            "--check-points",
+            type=click.Choice(CHECK_POINTS),
+            default=None if altered else "durable",
+        ),
+    ]
+
+
+topic = group(
+    "topic",
+    [
+        command(
+            "create",
+            on_topic(admin.CreateTopicRequest),
+            *_topic_options(altered=False),
+            help="Make a topic.",
+            examples=("popmq topic create orders --type fifo --queues 16",),
+            namespaced=True,
+        ),
+        command(
+            "alter",
+            on_topic(admin.AlterTopicRequest),
+            *_topic_options(altered=True),
+            help="Change what is given, leave the rest.",
+            examples=("popmq topic alter orders --retention 24h",),
+            namespaced=True,
+        ),
+        command(
+            "delete",
+            on_topic(admin.DeleteTopicRequest),
+            argument("name", type=TOPIC),
+            _YES,
+            help="Delete a topic and its messages. Asks on a terminal.",
+            examples=("popmq topic delete orders --yes",),
+            namespaced=True,
+        ),
+        command(
+            "purge",
+            run_purge,
+            argument("name", type=TOPIC),
+            flag("--dry-run", help="Only show what would be done."),
+            _YES,
+            help="Let every group skip what is stored in a topic. Asks; without a terminal it "
+            "needs --yes.",
+            examples=("popmq topic purge orders --dry-run", "popmq topic purge orders --yes"),
+            namespaced=True,
+        ),
+        command(
+            "show",
+            on_topic(admin.DescribeTopicRequest),
+            argument("name", type=TOPIC),
+            help="Show the settings of a topic.",
+            examples=("popmq topic show orders -o yaml",),
+            namespaced=True,
+        ),
+        command(
+            "list",
+            run_topic_list,
+            flag("--system", help="popmq's own topics too."),
+            help="List topics.",
+            examples=("popmq topic list -o wide",),
+            namespaced=True,
+        ),
+    ],
+    help="Create, change and list topics.",
+)
+group_command = group(
+    "group",
+    [
+        command(
+            "create",
+            on_group(admin.CreateGroupRequest),
+            *_group_options(altered=False),
+            values={"complete": True},
+            help="Make a consumer group.",
+            examples=("popmq group create billing --max-attempts 5 --back-off 1s,10s,1m",),
+            namespaced=True,
+        ),
+        command(
+            "alter",
+            on_group(admin.AlterGroupRequest),
+            *_group_options(altered=True),
+            values={"complete": False},
+            help="Change what is given, leave the rest.",
+            examples=("popmq group alter billing --max-attempts 10",),
+            namespaced=True,
+        ),
+        command(
+            "delete",
+            on_group(admin.DeleteGroupRequest),
+            argument("name", type=GROUP),
+            _YES,
+            help="Delete a consumer group with its offsets. Asks on a terminal.",
+            examples=("popmq group delete billing --yes",),
+            namespaced=True,
+        ),
+        command(
+            "show",
+            run_group_show,
+            argument("name", type=GROUP),
+            help="Show a group: settings, lag by topic, and parked message groups.",
+            examples=("popmq group show billing",),
+            namespaced=True,
+        ),
+        command(
+            "list",
+            run_group_list,
+            help="List consumer groups.",
+            examples=("popmq group list -o json",),
+            namespaced=True,
+        ),
+        *(
+            command(
+                name,
+                run_unpark,
+                argument("name", metavar="GROUP", type=GROUP),
+                option("--topic", required=True, type=TOPIC, metavar="T"),
+                option(
+                    "--key",
+                    required=True,
+                    metavar="K",
+                    help="The message group; '' for messages without.",
+                ),
+                values={"action": name},
+                help=text,
+                examples=(f"popmq group {name} billing --topic orders --key customer-7",),
+                namespaced=True,
+            )
+            for name, text in UNPARK_ACTIONS.items()
+        ),
+    ],
+    help="Create, change and list consumer groups.",
+)

@@ -4,130 +4,42 @@ Exit status: 0 made, 1 not made.  `popmq driver` and `popmq executor` are what S
 with in pods that it made, each in place of this process.
 """
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
 
-from popmq.cli import metadata
-from popmq.cli.messages import Subparsers, duration_argument
+import click
+
+from popmq.cli.terminal.arguments import DURATION, Parsed, range_argument
+from popmq.cli.terminal.command_line import Args, command, group, option
+from popmq.cli.terminal.contexts import TLS_CA_VARIABLE
+from popmq.cli.terminal.output import columns, print_rows
 from popmq.common.errors import Code, Refused
+from popmq.common.signing import ACCESS_KEY_VARIABLE, SECRET_VARIABLE
 
 NAMES = ("lag", "revive", "delay")
 MOST_EXECUTORS = 100
 
 
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    report = subparsers.add_parser("report", help="lag, retries and delays, calculated by Spark")
-    kinds = report.add_subparsers(required=True, metavar="REPORT", dest="report")
-    for name, text in (
-        ("lag", "what each group has still to do, its speed, and whether that is well"),
-        ("revive", "what became of deliveries: acks, retries, dead letters, stuck consumers"),
-        ("delay", "how punctual delayed messages were"),
-    ):
-        _arguments(kinds.add_parser(name, parents=[common], help=text))
-    _add_history(kinds, common)
-    for name, text in (("driver", "spark-submit's"), ("executor", "an executor's")):
-        # Spark's own words follow, some of which begin with dashes.
-        part = subparsers.add_parser(
-            name, prefix_chars="\0", add_help=False, help=f"{text} pod: Spark starts it"
-        )
-        part.add_argument("arguments", nargs="*", metavar="ARGUMENT")
-        part.set_defaults(run=run_pod)
-
-
-def _add_history(kinds: Subparsers, common: argparse.ArgumentParser) -> None:
-    parser = kinds.add_parser(
-        "history", parents=[common], help="add what came since the last time to a folder of Parquet"
-    )
-    parser.set_defaults(run=run_history)
-    parser.add_argument("--history", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--keep", type=int, default=30, metavar="DAYS", help="default 30")
-    parser.add_argument("--master", default="local[2]", help="of Spark (default local[2])")
-    parser.add_argument("--patience", type=duration_argument, default=30_000, metavar="30s")
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_report)
-    parser.add_argument("--group", default="", metavar="G")
-    parser.add_argument("--topic", default="", metavar="T")
-    parser.add_argument(
-        "--since", type=duration_argument, default=0, metavar="1h", help="events since then alone"
-    )
-    parser.add_argument(
-        "--window",
-        type=duration_argument,
-        default=300_000,
-        metavar="5m",
-        help="over which speeds and statuses are looked at (default 5m)",
-    )
-    parser.add_argument("--allowed", type=int, default=100, help="lag of a queue that is well")
-    parser.add_argument("--history", metavar="DIR", help="read a history instead of the brokers")
-    _add_place(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page")
-    parser.add_argument("--csv", type=Path, metavar="DIR", help="write a file for each table")
-    parser.add_argument("--parquet", type=Path, metavar="DIR", help="the same as Parquet")
-    parser.add_argument("--prometheus", metavar="FILE|URL", help="metrics, or a Pushgateway")
-    parser.add_argument(
-        "--on-broker-down",
-        choices=("fail", "skip"),
-        default="fail",
-        help="when a broker group does not answer (default fail)",
-    )
-    parser.add_argument("--patience", type=duration_argument, default=30_000, metavar="30s")
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--master",
-        default="",
-        help="of Spark: k8s://https://HOST:PORT for executors in pods, or local[N] (local[2])",
-    )
-    parser.add_argument(
-        "--executors",
-        type=_executors_argument,
-        default=0,
-        metavar="N",
-        help="so many pods (default 2, or what Spark's own settings say)",
-    )
-    parser.add_argument(
-        "--executor-ca", default="", metavar="SECRET", help="whose ca.crt they trust proxies by"
-    )
-    parser.add_argument(
-        "--conf",
-        type=_conf_argument,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of Spark",
-    )
-
-
-def _executors_argument(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if not 1 <= number <= MOST_EXECUTORS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MOST_EXECUTORS}")
-    return number
-
-
 def _conf_argument(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.startswith("spark."):
-        raise argparse.ArgumentTypeError(f"{text!r} is no setting of Spark: spark.NAME=VALUE")
+        raise click.BadParameter(f"{text!r} is no setting of Spark: spark.NAME=VALUE")
     return key, value
 
 
-def run_pod(args: argparse.Namespace) -> int:
+def run_pod(args: Args) -> int:
     """Does not come back: the process becomes Spark's."""
     try:
         from popmq.reports.executors import exec_spark_role
     except ImportError as error:
         raise _missing(error) from None
-    exec_spark_role(args.command, args.arguments, os.environ)
+    exec_spark_role(args.role, args.arguments, os.environ)
 
 
-def run_report(args: argparse.Namespace) -> int:
+def run_report(args: Args) -> int:
+    _give_to_workers(args)
     # Spark and what reads for it are an extra, and slow to import.
     try:
         from popmq.reports.output import exposition, files, page
@@ -140,9 +52,15 @@ def run_report(args: argparse.Namespace) -> int:
         report = run(
             args.report,
             ReportOptions(args.group, args.topic, args.since, args.window, args.allowed),
-            endpoint=args.endpoint,
+            endpoint=_endpoints(args),
             history=args.history or "",
-            place=SparkTarget(args.master, dict(args.conf), args.executors, args.executor_ca),
+            place=SparkTarget(
+                args.master,
+                dict(args.conf),
+                args.executors,
+                args.executor_ca,
+                args.executor_user,
+            ),
             skip_down=args.on_broker_down == "skip",
             patience_s=args.patience / 1_000,
             tell=tell,
@@ -158,7 +76,7 @@ def run_report(args: argparse.Namespace) -> int:
     elif args.prometheus:
         exposition.write_file(report, Path(args.prometheus))
     if args.json:
-        print(files.to_json(report))
+        print_rows(args, [json.loads(files.to_json(report))], ())
     else:
         print_report(report)
     if report.incomplete:
@@ -166,23 +84,37 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_history(args: argparse.Namespace) -> int:
+def run_history(args: Args) -> int:
+    _give_to_workers(args)
     try:
         from popmq.reports.run import add_to_history
     except ImportError as error:
         raise _missing(error) from None
     added = add_to_history(
-        args.endpoint,
+        _endpoints(args),
         args.history,
         master=args.master,
         keep_days=args.keep,
         patience_s=args.patience / 1_000,
     )
-    if args.json:
-        print(json.dumps(added))
-    else:
-        print(metadata.columns(("TABLE", "ROWS ADDED"), list(added.items())))
+    print_rows(args, [added], [columns(("TABLE", "ROWS ADDED"), list(added.items()))])
     return 0
+
+
+def _give_to_workers(args: Args) -> None:
+    """Spark's workers have from the environment what a context says: options show in plans."""
+    for name, value in (
+        (TLS_CA_VARIABLE, args.tls_ca),
+        (ACCESS_KEY_VARIABLE, args.access_key),
+        (SECRET_VARIABLE, args.secret),
+    ):
+        if value:
+            os.environ[name] = value
+
+
+def _endpoints(args: Args) -> str:
+    """The admin port first; the public port is for proxies from before they had one."""
+    return ",".join(filter(None, (args.admin_endpoint, args.endpoint)))
 
 
 def _missing(error: ImportError) -> Refused:
@@ -190,3 +122,107 @@ def _missing(error: ImportError) -> Refused:
         Code.PRECONDITION_FAILED,
         f"reports need more packages ({error}): pip install 'popmq[reports]'",
     )
+
+
+_PATIENCE = option("--patience", type=DURATION, default=30_000, metavar="30s")
+_PATH = click.Path(path_type=Path)
+_KINDS = {
+    "lag": "What each group has still to do, its speed, and whether that is healthy.",
+    "revive": "What became of deliveries: acks, retries, dead letters, stuck consumers.",
+    "delay": "How punctual delayed messages were.",
+}
+_OPTIONS = (
+    option("--group", default="", metavar="G"),
+    option("--topic", default="", metavar="T"),
+    option("--since", type=DURATION, default=0, metavar="1h", help="Events since then alone."),
+    option(
+        "--window",
+        type=DURATION,
+        default=300_000,
+        metavar="5m",
+        help="Over which speeds and statuses are looked at.  [default: 5m]",
+    ),
+    option("--allowed", type=int, default=100, help="Lag of a healthy queue."),
+    option("--history", metavar="DIR", help="Read a history instead of the brokers."),
+    option(
+        "--master",
+        default="",
+        help="Of Spark: k8s://https://HOST:PORT for executors in pods, or local[N] (local[2]).",
+    ),
+    option(
+        "--executors",
+        type=Parsed("number", range_argument(1, MOST_EXECUTORS)),
+        default=0,
+        metavar="N",
+        help="So many pods.  [default: 2, or what Spark's own settings say]",
+    ),
+    option("--executor-ca", default="", metavar="SECRET", help="Whose ca.crt they trust."),
+    option("--executor-user", default="", metavar="SECRET", help="With access_key and secret."),
+    option(
+        "--conf",
+        type=Parsed("setting", _conf_argument),
+        multiple=True,
+        default=(),
+        metavar="KEY=VALUE",
+        help="A setting of Spark.",
+    ),
+    option("--html", type=_PATH, metavar="FILE", help="Write a page."),
+    option("--csv", type=_PATH, metavar="DIR", help="Write a file for each table."),
+    option("--parquet", type=_PATH, metavar="DIR", help="The same as Parquet."),
+    option("--prometheus", metavar="FILE|URL", help="Metrics, or a Pushgateway."),
+    option(
+        "--on-broker-down",
+        type=click.Choice(("fail", "skip")),
+        default="fail",
+        help="When a broker group does not answer.  [default: fail]",
+    ),
+    _PATIENCE,
+)
+
+report = group(
+    "report",
+    [
+        *(
+            command(
+                name,
+                run_report,
+                *_OPTIONS,
+                values={"report": name},
+                help=text,
+                examples=(f"popmq report {name} --html {name}.html",),
+            )
+            for name, text in _KINDS.items()
+        ),
+        command(
+            "history",
+            run_history,
+            option("--history", type=_PATH, required=True, metavar="DIR"),
+            option("--keep", type=int, default=30, metavar="DAYS", help="[default: 30]"),
+            option("--master", default="local[2]", help="Of Spark.  [default: local[2]]"),
+            _PATIENCE,
+            help="Add what came since the last time to a folder of Parquet.",
+            examples=("popmq report history --history ./history",),
+        ),
+    ],
+    help="Lag, retries and delays, calculated by Spark.",
+)
+
+
+def _pod(name: str, text: str) -> click.Command:
+    """Spark's own words follow, some of which begin with dashes."""
+    return command(
+        name,
+        run_pod,
+        click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
+        values={"role": name},
+        help=text,
+        connects=False,
+        prints=False,
+        add_help_option=False,
+        hidden=True,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )
+
+
+driver = _pod("driver", "A driver's pod: spark-submit starts it.")
+executor = _pod("executor", "An executor's pod: Spark starts it.")

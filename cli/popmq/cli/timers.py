@@ -4,186 +4,158 @@ A message is named by its id and its topic, or by the recall handle that its sen
 broker is asked, so an id that was sent twice is cancelled or moved everywhere.
 """
 
-import argparse
-import json
-import sys
+import re
+import time
 from collections.abc import Sequence
 
+import click
 from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.client import Client
-from popmq.cli.messages import (
-    Subparsers,
-    count_argument,
-    duration_argument,
-    iso_time,
-    time_argument,
+from popmq.cli.resource_names import TOPIC, client_of, nearest_named
+from popmq.cli.terminal.arguments import COUNT, DURATION, TIME
+from popmq.cli.terminal.command_line import Args, argument, command, flag, group, option
+from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.namespace_option import need_topic
+from popmq.cli.terminal.output import (
+    Row,
+    columns,
+    format_ago,
+    format_due,
+    print_incomplete,
+    print_note,
+    print_rows,
 )
-from popmq.cli.metadata import columns, format_duration, say_incomplete
-from popmq.cli.namespace_option import need_topic
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.messaging_payloads import RecallResult
+from popmq.common.quantities import format_duration, iso_time
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
 
 LIST_COLUMNS = ("DUE", "ID", "TOPIC", "QUEUE", "STATE", "STORED", "BROKER", "POSITION", "OFFSET")
+# Left out on narrow terminals, the last one first.
+OPTIONAL = ("STORED", "STATE", "QUEUE", "BROKER", "OFFSET", "POSITION")
+# Handles are longer; other ids than those of the official clients need --topic.
+_MESSAGE_ID = re.compile("[0-9A-Fa-f]{1,40}")
 DEFAULT_LIMIT = 100
 BAR = 30  # characters of the longest one
 
 
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "timers", help="messages that wait for their delivery time (alone: `timers forecast`)"
-    )
-    # An option before the action would be lost to the action's default; so it has none.
-    parser.set_defaults(
-        run=run_forecast,
-        endpoint=common.get_default("endpoint"),
-        json=False,
-        namespace="",
-        topic="",
-    )
-    actions = parser.add_subparsers(metavar="ACTION")
-    forecast = actions.add_parser(
-        "forecast", parents=[common], help="how many wait, by topic and by due time"
-    )
-    forecast.set_defaults(run=run_forecast)
-    every = actions.add_parser("list", parents=[common], help="them, the next one first")
-    every.set_defaults(run=run_list)
-    for one in (forecast, every):
-        one.add_argument("--topic", default="", metavar="T")
-    every.add_argument(
-        "--from",
-        type=time_argument,
-        default=0,
-        metavar="TIME",
-        dest="begin",
-        help="due then or later",
-    )
-    every.add_argument(
-        "--to", type=time_argument, default=0, metavar="TIME", dest="end", help="due before"
-    )
-    every.add_argument("--limit", type=count_argument, default=DEFAULT_LIMIT, metavar="100")
-    show = actions.add_parser("show", parents=[common], help="one message's timers")
-    show.set_defaults(run=run_show)
-    cancel = actions.add_parser("cancel", parents=[common], help="never deliver a message")
-    cancel.set_defaults(run=run_cancel)
-    move = actions.add_parser("reschedule", parents=[common], help="deliver it at another time")
-    move.set_defaults(run=run_reschedule)
-    for one in (show, cancel, move):
-        one.add_argument("message", metavar="MESSAGE_ID", help="or its recall handle, alone")
-        one.add_argument("--topic", metavar="T")
-    when = move.add_mutually_exclusive_group(required=True)
-    when.add_argument("--delay", type=duration_argument, metavar="90s", help="after this time")
-    when.add_argument("--at", type=time_argument, metavar="TIME", help="at this time")
-
-
-def named(args: argparse.Namespace) -> tuple[str, str, int]:
-    """Topic, message id and due time (0: whichever) that the arguments name."""
-    if args.topic is not None:
+def named(args: Args) -> tuple[str, str, int]:
+    """Topic, message id and due time (0: whichever) that the arguments name; of an id alone the
+    topic is empty."""
+    if args.topic:
         return args.topic, args.message, 0
+    if _MESSAGE_ID.fullmatch(args.message):
+        return "", args.message, 0
     try:
         handle = RecallHandle.decode(args.message)
     except Refused as error:
         raise Refused(
-            error.code, f"{error}: name the message by its recall handle, or its id with --topic T"
+            error.code, f"{error}: name the message by its recall handle, or by its id"
         ) from error
     return handle.topic, handle.message_id, handle.due_ms
 
 
-def run_forecast(args: argparse.Namespace) -> int:
+def run_forecast(args: Args) -> int:
     need_topic(args)
-    with Client(args.endpoint) as client:
-        reply = client.call_admin(
-            admin.ForecastTimersRequest(topic=args.topic), admin.ForecastTimersReply
-        )
-    say_incomplete(reply.incomplete)
-    for line in forecast_json(reply) if args.json else forecast_lines(reply):
-        print(line)
+    with client_of(args) as client, nearest_named(client, topic=args.topic):
+        request = admin.ForecastTimersRequest(topic=args.topic)
+        reply = client.call_admin(request, admin.ForecastTimersReply)
+    print_incomplete(reply.incomplete)
+    print_rows(args, forecast_rows(reply), forecast_lines(reply))
     return 0
 
 
 def forecast_lines(reply: admin.ForecastTimersReply) -> list[str]:
-    total = sum(one.count for one in reply.pending)
+    total = sum(topic.count for topic in reply.pending)
     if not total:
         return ["no message waits for its delivery time"]
-    rows: list[Sequence[object]] = [(one.topic, one.count) for one in reply.pending]
+    rows: list[Sequence[object]] = [(topic.topic, topic.count) for topic in reply.pending]
     if len(rows) > 1:
         rows.append(("total", total))
-    longest = max((one.count for one in reply.buckets), default=0) or 1
+    longest = max((bucket.count for bucket in reply.buckets), default=0) or 1
     bars = [
-        (_within(one.within_ms), one.count, "#" * -(-one.count * BAR // longest))
-        for one in reply.buckets
+        (_within(bucket.within_ms), bucket.count, "#" * -(-bucket.count * BAR // longest))
+        for bucket in reply.buckets
     ]
-    lines = [f"next due: {iso_time(reply.next_due_ms)}", "", columns(("TOPIC", "PENDING"), rows)]
+    due = format_due(reply.next_due_ms, _now_ms())
+    lines = [
+        f"next due: {iso_time(reply.next_due_ms)} ({due})",
+        "",
+        columns(("TOPIC", "PENDING"), rows),
+    ]
     if bars:
         lines += ["", columns(("DUE-WITHIN", "TIMERS", ""), bars)]
     return lines
 
 
-def forecast_json(reply: admin.ForecastTimersReply) -> list[str]:
+def forecast_rows(reply: admin.ForecastTimersReply) -> list[Row]:
     """One object with the next due time, one a topic, one a bucket."""
-    values: list[dict[str, object]] = [{"next_due_ms": reply.next_due_ms or None}]
-    values += [{"topic": one.topic, "pending": one.count} for one in reply.pending]
+    rows: list[Row] = [{"next_due_ms": reply.next_due_ms or None}]
+    rows += [{"topic": item.topic, "pending": item.count} for item in reply.pending]
     for bucket in reply.buckets:
         within_ms = bucket.within_ms if bucket.within_ms >= 0 else None
-        values.append({"within_ms": within_ms, "timers": bucket.count})
-    return list(map(json.dumps, values))
+        rows.append({"within_ms": within_ms, "timers": bucket.count})
+    return rows
 
 
-def run_list(args: argparse.Namespace) -> int:
+def run_list(args: Args) -> int:
     need_topic(args)
     request = admin.ListTimersRequest(
         topic=args.topic, begin_ms=args.begin, end_ms=args.end, limit=args.limit
     )
-    with Client(args.endpoint) as client:
+    with client_of(args) as client, nearest_named(client, topic=args.topic):
         reply = client.call_admin(request, admin.ListTimersReply)
-    _print(reply.timers[: args.limit], as_json=args.json)
+    _print(args, reply.timers[: args.limit])
     if reply.incomplete:
-        print(f"popmq: there may be more: {reply.incomplete}", file=sys.stderr)
+        print_note(f"there may be more: {reply.incomplete}")
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
+def run_show(args: Args) -> int:
     topic, message_id, _ = named(args)
-    with Client(args.endpoint) as client:
-        reply = client.call_admin(
-            admin.ListTimersRequest(topic=topic, message_id=message_id), admin.ListTimersReply
-        )
-    say_incomplete(reply.incomplete)
+    with client_of(args) as client, nearest_named(client, topic=topic):
+        request = admin.ListTimersRequest(topic=topic, message_id=message_id)
+        reply = client.call_admin(request, admin.ListTimersReply)
+    print_incomplete(reply.incomplete)
     if not reply.timers:
-        raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {message_id} of topic {topic} waits")
-    _print(reply.timers, as_json=args.json)
+        raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {message_id} of {_of(topic)} waits")
+    _print(args, reply.timers)
     return 0
 
 
-def run_cancel(args: argparse.Namespace) -> int:
+def run_cancel(args: Args) -> int:
     topic, message_id, due_ms = named(args)
-    request = admin.RecallRequest(topic=topic, message_id=message_id, due_ms=due_ms)
-    with Client(args.endpoint) as client:
+    with client_of(args) as client, nearest_named(client, topic=topic):
+        topic = topic or _topic_of(client, message_id)
+        confirm(args, f"message {message_id} of topic {topic} is never delivered")
+        request = admin.RecallRequest(topic=topic, message_id=message_id, due_ms=due_ms)
         reply = client.call_admin(request, admin.RecallReply)
     check_outcome(reply, topic, message_id)
-    if args.json:
-        print(json.dumps({"message_id": message_id, "topic": topic, "cancelled": True}))
-    else:
-        print(f"cancelled {message_id}")
+    row = {"message_id": message_id, "topic": topic, "cancelled": True}
+    print_rows(args, [row], [f"cancelled {message_id}"])
     return 0
 
 
-def run_reschedule(args: argparse.Namespace) -> int:
-    request = reschedule_request(args)
-    with Client(args.endpoint) as client:
+def _check_time(args: Args) -> None:
+    if (args.delay is None) == (args.at is None):
+        raise click.UsageError("name one of --delay and --at")
+
+
+def run_reschedule(args: Args) -> int:
+    topic, message_id, _ = named(args)
+    with client_of(args) as client, nearest_named(client, topic=topic):
+        args.topic = args.topic or topic or _topic_of(client, message_id)
+        request = reschedule_request(args)
         reply = client.call_admin(request, admin.RescheduleReply)
     check_outcome(reply, request.topic, request.message_id)
-    if args.json:
-        moved = {"message_id": request.message_id, "topic": request.topic, "due_ms": reply.due_ms}
-        print(json.dumps(moved))
-    else:
-        print(f"{request.message_id} due={iso_time(reply.due_ms)}")
+    row = {"message_id": request.message_id, "topic": request.topic, "due_ms": reply.due_ms}
+    print_rows(args, [row], [f"{request.message_id} due={iso_time(reply.due_ms)}"])
     return 0
 
 
-def reschedule_request(args: argparse.Namespace) -> admin.RescheduleRequest:
+def reschedule_request(args: Args) -> admin.RescheduleRequest:
     """A time that is over means at once."""
     topic, message_id, due_ms = named(args)
     # 0 would be no time, and the sign tells a duration from a time.
@@ -198,7 +170,7 @@ def check_outcome(
 ) -> None:
     """Raise unless it was done."""
     if reply.outcome == RecallResult.DONE:
-        say_incomplete(reply.incomplete)
+        print_incomplete(reply.incomplete)
         return
     missing = f"; not everything: {reply.incomplete}" if reply.incomplete else ""
     if reply.outcome == RecallResult.ALREADY_VISIBLE:
@@ -211,40 +183,125 @@ def check_outcome(
     )
 
 
-def timer_json(timer: admin.Timer) -> str:
-    return json.dumps(
-        {
-            name: int(value) if name in ("due_ms", "stored_ms", "position", "offset") else value
-            for name, value in MessageToDict(
-                timer,
-                preserving_proto_field_name=True,
-                always_print_fields_with_no_presence=True,
-            ).items()
-        }
-    )
+def timer_fields(timer: admin.Timer) -> Row:
+    return {
+        name: int(value) if name in ("due_ms", "stored_ms", "position", "offset") else value
+        for name, value in MessageToDict(
+            timer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        ).items()
+        if name != "has_key"  # about the request
+    }
 
 
-def timer_cells(timer: admin.Timer) -> tuple[object, ...]:
+def timer_cells(timer: admin.Timer, now_ms: int) -> tuple[object, ...]:
     return (
-        iso_time(timer.due_ms),
+        format_due(timer.due_ms, now_ms),
         timer.message_id or "-",
         timer.topic,
         timer.queue_id,
         timer.state,
-        iso_time(timer.stored_ms),
+        format_ago(timer.stored_ms, now_ms),
         timer.broker,
         timer.position,
         timer.offset,
     )
 
 
-def _print(timers: Sequence[admin.Timer], *, as_json: bool) -> None:
-    if as_json:
-        for timer in timers:
-            print(timer_json(timer))
-    else:
-        print(columns(LIST_COLUMNS, list(map(timer_cells, timers))))
+def _print(args: Args, timers: Sequence[admin.Timer]) -> None:
+    text = "no message waits for its delivery time"
+    if timers:
+        cells = [timer_cells(timer, _now_ms()) for timer in timers]
+        text = columns(LIST_COLUMNS, cells, optional=OPTIONAL, wide=args.output == "wide")
+    print_rows(args, map(timer_fields, timers), [text])
+
+
+def _topic_of(client: Client, message_id: str) -> str:
+    """Of a message that waits.  Raises MESSAGE_NOT_FOUND, or BAD_REQUEST for an id of several."""
+    request = admin.ListTimersRequest(message_id=message_id)
+    reply = client.call_admin(request, admin.ListTimersReply)
+    topics = sorted({timer.topic for timer in reply.timers})
+    if not topics:
+        raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {message_id} of any topic waits")
+    if len(topics) > 1:
+        names = ", ".join(topics)
+        raise Refused(Code.BAD_REQUEST, f"{message_id} waits in topics {names}: name one (--topic)")
+    return topics[0]
+
+
+def _of(topic: str) -> str:
+    return f"topic {topic}" if topic else "any topic"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _within(milliseconds: int) -> str:
     return "later" if milliseconds < 0 else format_duration(milliseconds)
+
+
+_TOPIC = option("--topic", default="", type=TOPIC, metavar="T")
+_MESSAGE = argument("message", metavar="MESSAGE_ID|RECALL_HANDLE")
+
+forecast = command(
+    "forecast",
+    run_forecast,
+    _TOPIC,
+    help="Show how many messages wait, by topic and by due time.",
+    examples=("popmq timers", "popmq timers forecast --topic orders"),
+    namespaced=True,
+)
+timers = group(
+    "timers",
+    [
+        forecast,
+        command(
+            "list",
+            run_list,
+            _TOPIC,
+            option(
+                "--from", "begin", type=TIME, default=0, metavar="TIME", help="Due then or later."
+            ),
+            option("--to", "end", type=TIME, default=0, metavar="TIME", help="Due before."),
+            option(
+                "--limit", type=COUNT, default=DEFAULT_LIMIT, metavar="N", help="[default: 100]"
+            ),
+            help="List messages that wait, the next one first.",
+            examples=("popmq timers list --topic orders --limit 20",),
+            namespaced=True,
+        ),
+        command(
+            "show",
+            run_show,
+            _MESSAGE,
+            _TOPIC,
+            help="Show when a message is due, and where it waits.",
+            examples=("popmq timers show 01ABCDEF",),
+            namespaced=True,
+        ),
+        command(
+            "cancel",
+            run_cancel,
+            _MESSAGE,
+            _TOPIC,
+            flag("-y", "--yes", help="Do not ask."),
+            help="Never deliver a message that waits. Asks on a terminal.",
+            examples=("popmq timers cancel 01ABCDEF --yes",),
+            namespaced=True,
+        ),
+        command(
+            "reschedule",
+            run_reschedule,
+            _MESSAGE,
+            _TOPIC,
+            option("--delay", type=DURATION, metavar="1h30m", help="After this time."),
+            option("--at", type=TIME, metavar="TIME", help="At this time."),
+            help="Deliver a message that waits at another time.",
+            examples=("popmq timers reschedule 01ABCDEF --delay 1h30m",),
+            namespaced=True,
+            check=_check_time,
+        ),
+    ],
+    help="Messages that wait for their delivery time. Alone: the same as `timers forecast`.",
+    alone=forecast,
+)

@@ -1,5 +1,3 @@
 """What every popmq process shares: names, addresses, errors, clocks, the step loop, logs and
 metrics.
-
-May import: wire.
 """

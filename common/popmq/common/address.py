@@ -1,5 +1,6 @@
 """Addresses of servers as people write them: `host:port`."""
 
+import ipaddress
 import re
 
 from popmq.common.errors import ConfigError
@@ -25,6 +26,11 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def host_of(address: str) -> str:
+    """Of a peer's address, which a socket gave; "" for a socket without addresses."""
+    return address.rpartition(":")[0]
+
+
 def address_error(value: str) -> str:
     """What is wrong with it, or ""."""
     try:
@@ -32,3 +38,13 @@ def address_error(value: str) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that host; a name counts only if it is localhost."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -8,8 +8,10 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 
@@ -89,11 +91,64 @@ class Disk(Protocol):
         """Bytes free for us, and bytes in all, of the file system that holds the folder."""
         ...
 
+    def open_limit(self) -> int:
+        """How many files of queues may be open at once."""
+        ...
+
+
+QUEUE_FILES_SHARE = 4  # of the descriptors that the process may have
+LEAST_QUEUE_FILES, MOST_QUEUE_FILES = 32, 16_384
+
+
+class DescriptorReserve:
+    """Descriptors that only the store uses, so that it can write when others took all the rest.
+
+    They are held open, and closed when an `open` finds none.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: list[int] = []
+        self._lock = threading.Lock()
+
+    def fill(self) -> None:
+        """Take what is missing, as far as there is something."""
+        with self._lock, suppress(OSError):
+            while len(self._held) < self._size:
+                self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+
+    def release(self) -> bool:
+        """Make one descriptor free; False when none is left."""
+        with self._lock:
+            if not self._held:
+                return False
+            os.close(self._held.pop())
+            return True
+
+
+RESERVE = DescriptorReserve(32)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def open_descriptor(path: str, flags: int) -> int:
+    """As os.open; where there is no descriptor, one of the reserve is used."""
+    while True:
+        try:
+            return os.open(path, flags, 0o640)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS or not RESERVE.release():
+                raise
+
 
 class RealFile:
     def __init__(self, path: str, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._fd = os.open(path, flags, 0o640)
+        self._fd = open_descriptor(path, flags)
         self._read_ahead = True
         self._written_end = 0
 
@@ -178,6 +233,9 @@ class RealFile:
 class RealDisk:
     """The operating system's files."""
 
+    def __init__(self) -> None:
+        RESERVE.fill()
+
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         return RealFile(path, create=create)
 
@@ -212,31 +270,36 @@ class RealDisk:
         self.sync_folder(os.path.dirname(target) or ".")
 
     def sync_folder(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
     def space(self, folder: str) -> tuple[int, int]:
-        found = os.statvfs(folder)
-        usable = found.f_blocks - found.f_bfree + found.f_bavail
-        return found.f_bavail * found.f_frsize, usable * found.f_frsize
+        RESERVE.fill()  # a broker asks for the space once a second
+        statvfs_result = os.statvfs(folder)
+        usable = statvfs_result.f_blocks - statvfs_result.f_bfree + statvfs_result.f_bavail
+        return statvfs_result.f_bavail * statvfs_result.f_frsize, usable * statvfs_result.f_frsize
+
+    def open_limit(self) -> int:
+        share = descriptor_limit() // QUEUE_FILES_SHARE
+        return max(LEAST_QUEUE_FILES, min(share, MOST_QUEUE_FILES))
 
 
 def _scratch() -> bytearray:
     """Where a thread's reads go first: a fresh one would be zeroed for each read."""
-    found: bytearray | None = getattr(_LOCAL, "scratch", None)
-    if found is None:
-        found = _LOCAL.scratch = bytearray(_SCRATCH_BYTES)
-    return found
+    scratch: bytearray | None = getattr(_LOCAL, "scratch", None)
+    if scratch is None:
+        scratch = _LOCAL.scratch = bytearray(_SCRATCH_BYTES)
+    return scratch
 
 
 def _residency() -> "PageResidency":
-    found: PageResidency | None = getattr(_LOCAL, "residency", None)
-    if found is None:
-        found = _LOCAL.residency = PageResidency()
-    return found
+    page_residency: PageResidency | None = getattr(_LOCAL, "residency", None)
+    if page_residency is None:
+        page_residency = _LOCAL.residency = PageResidency()
+    return page_residency
 
 
 def read_or_cold(file: DiskFile, size: int, offset: int) -> bytes:

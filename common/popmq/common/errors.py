@@ -30,9 +30,9 @@ class Code(IntEnum):
     UNRECOGNIZED_CLIENT_TYPE = 40015
     MESSAGE_CORRUPTED = 40016
     CLIENT_ID_REQUIRED = 40017
-    ILLEGAL_POLLING_TIME = 40018
     ILLEGAL_OFFSET = 40019
     ILLEGAL_LITE_TOPIC = 40020
+    UNAUTHORIZED = 40100
     FORBIDDEN = 40300
     NOT_FOUND = 40400
     MESSAGE_NOT_FOUND = 40401
@@ -133,12 +133,6 @@ class OtherIncarnation(PopmqError):
     description again, and places the message anew."""
 
     code = Code.OTHER_INCARNATION
-
-
-class FeatureNotImplemented(PopmqError):
-    """Part of the protocol that popmq does not serve yet."""
-
-    code = Code.NOT_IMPLEMENTED
 
 
 class ConfigError(PopmqError):

@@ -2,19 +2,20 @@
 
 Hot paths keep plain integers; a collector reads them when somebody asks.  The HTTP endpoint
 answers small GET requests, one per connection, and never holds up the loop it shares
-(docs/operating.md).
+(docs/reference/log-lines.md).
 """
 
 import asyncio
 import json
 import logging
 import platform
+import sys
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from importlib.metadata import version
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -30,16 +31,21 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
+from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from popmq.common.errors import ConfigError
+from popmq.common.escaping import escaped, escaped_lines, json_text
 from popmq.common.listener_close import stop_listening
+from popmq.common.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 HEAD_LIMIT_BYTES = 8192
 CONNECTION_LIMIT = 64
+HEAD_TIMEOUT_S = 1.0  # for a whole request head
 REQUEST_TIMEOUT_S = 5.0
+PIECE_S = 0.005  # of CPU for a page, between which the loop does other things
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -52,9 +58,9 @@ class JsonFormatter(logging.Formatter):
         self._role = role
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {
-            "time": time.replace("+00:00", "Z"),
+            "time": when.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "role": self._role,
             "event": record.getMessage(),
@@ -64,16 +70,36 @@ class JsonFormatter(logging.Formatter):
                 line.setdefault(name, value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json_text(line)
+
+
+class TerminalFormatter(logging.Formatter):
+    """The same for people: time, level, event, and the fields behind it.  What a changed object was
+    before and after is left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = [
+            f"{key}={escaped(str(value))}"
+            for key, value in vars(record).items()
+            if key not in _STANDARD_FIELDS and key not in ("before", "after")
+        ]
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        event = escaped(record.getMessage())
+        line = " ".join([when, record.levelname.lower(), event, *fields])
+        if not record.exc_info:
+            return line
+        return f"{line}\n{escaped_lines(self.formatException(record.exc_info))}"
 
 
 def setup_logging(role: str, level: str = "info") -> None:
-    """Send every logger of the process to stderr as JSON; replaces handlers set before."""
+    """Send every logger of the process to stderr, as JSON unless that is a terminal; replaces
+    handlers set before."""
     known = ("debug", "info", "warning", "error")
     if level not in known:
         raise ConfigError(f"log level {level} is unknown: one of {', '.join(known)}")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter(role))
+    for_people = sys.stderr.isatty()
+    handler.setFormatter(TerminalFormatter() if for_people else JsonFormatter(role))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
@@ -134,13 +160,18 @@ class Metric:
     buckets: Sequence[tuple[str, float]] = ()
 
 
-def counters_collector(prefix: str, read: Callable[[], Iterable[Metric]]) -> Collector:
+# The readings of a role for a page. None marks a pause: a piece of work is done, and the maker of
+# the page may let other work run before it continues.
+Readings: TypeAlias = Iterable[Metric | None]
+
+
+def counters_collector(prefix: str, read: Callable[[], Readings]) -> Collector:
     """A collector that calls `read` for each scrape and puts `prefix` before every name."""
     return _ReadCollector(prefix, read)
 
 
 class _ReadCollector(Collector):
-    def __init__(self, prefix: str, read: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, prefix: str, read: Callable[[], Readings]) -> None:
         self._prefix = prefix
         self._read = read
 
@@ -149,8 +180,15 @@ class _ReadCollector(Collector):
         return []
 
     def collect(self) -> Iterator[_Family]:
+        return (family for family in self.pieces() if family is not None)
+
+    def pieces(self) -> Iterator[_Family | None]:
+        """The families, and before them a None after each piece of work."""
         families: dict[str, _Family] = {}
         for metric in self._read():
+            yield None
+            if metric is None:
+                continue
             name = self._prefix + metric.name
             if name not in families:
                 families[name] = metric.kind.value(name, metric.help, labels=list(metric.labels))
@@ -162,9 +200,43 @@ class _ReadCollector(Collector):
         yield from families.values()
 
 
-def new_registry() -> CollectorRegistry:
+class MetricsRegistry(CollectorRegistry):
+    """One whose page can be made in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        super().register(collector)
+        self._parts.append(collector)
+
+    def page_pieces(self) -> Iterator[bytes]:
+        """The parts of the page, some of them empty; each is a bounded piece of work."""
+        shown = _Shown()
+        alone = CollectorRegistry()
+        alone.register(shown)
+        for part in self._parts:
+            families = part.pieces() if isinstance(part, _ReadCollector) else part.collect()
+            for family in families:
+                if family is None:
+                    yield b""
+                else:
+                    shown.family = family
+                    yield generate_latest(alone)
+
+
+class _Shown(Collector):
+    family: MetricFamily | None = None
+
+    def collect(self) -> Iterator[MetricFamily]:
+        if self.family is not None:
+            yield self.family
+
+
+def new_registry() -> MetricsRegistry:
     """A registry of one process, with what the interpreter and the kernel say about it."""
-    registry = CollectorRegistry()
+    registry = MetricsRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
@@ -200,13 +272,17 @@ _BAD_REQUEST = _Answer("400 Bad Request", b"this is not a GET request of HTTP/1.
 
 
 class HttpEndpoint:
-    """/metrics, /livez, /readyz and /version of one role."""
+    """/metrics, /livez, /readyz and /version of one role; without `registry` no /metrics.
+
+    At the limit of connections the oldest one whose request has not come yet is closed, so that
+    idle sockets cannot make health checks fail.
+    """
 
     def __init__(
         self,
         host: str,
         port: int,
-        registry: CollectorRegistry,
+        registry: MetricsRegistry | None,
         ready: Ready,
         role: str,
         alive: Callable[[], bool] = lambda: True,
@@ -219,6 +295,8 @@ class HttpEndpoint:
         self._role = role
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._making: asyncio.Task[bytes] | None = None  # the page of metrics
+        self._idle: dict[asyncio.StreamWriter, None] = {}  # no request came yet; oldest first
 
     async def start(self) -> int:
         """Listen; the port in use, which is a free one when port 0 was asked for."""
@@ -233,16 +311,22 @@ class HttpEndpoint:
         if self._server is None:
             return
         await stop_listening(self._server)
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._making] if self._making is not None else ())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= CONNECTION_LIMIT:
-            writer.transport.abort()
-            return
+            oldest = next(iter(self._idle), None)
+            if oldest is None:
+                writer.transport.abort()
+                return
+            del self._idle[oldest]
+            oldest.transport.abort()
+        self._idle[writer] = None
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -250,7 +334,9 @@ class HttpEndpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                writer.write((await self._answer(reader)).encode())
+                head = await self._head(reader)
+                self._idle.pop(writer, None)
+                writer.write((await self._answer(head)).encode())
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -259,13 +345,18 @@ class HttpEndpoint:
         except Exception:
             logger.exception("a request over HTTP failed")
         finally:
+            self._idle.pop(writer, None)
             writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> _Answer:
+    async def _head(self, reader: asyncio.StreamReader) -> bytes:
+        """Of a request; empty when it is none."""
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                return await reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return _BAD_REQUEST
+            return b""
+
+    async def _answer(self, head: bytes) -> _Answer:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
             return _BAD_REQUEST
@@ -273,16 +364,30 @@ class HttpEndpoint:
         if method != "GET":
             return _Answer("405 Method Not Allowed", b"only GET is answered here\n")
         try:
-            return self._page(target.partition("?")[0])
+            path = target.partition("?")[0]
+            if path == "/metrics" and self._registry is not None:
+                page = await self._shared_page(self._registry)
+                return _Answer("200 OK", page, CONTENT_TYPE_LATEST)
+            return self._page(path)
         except Exception:
             # A broken collector must not take the health checks or the role with it.
             logger.exception("page failed", extra={"path": target})
             return _Answer("500 Internal Server Error", b"the log says why\n")
 
+    async def _shared_page(self, registry: MetricsRegistry) -> bytes:
+        """Who asks while a page is made gets the same one."""
+        if self._making is None:
+            self._making = asyncio.get_running_loop().create_task(_metrics_page(registry))
+            self._making.add_done_callback(self._made)
+        return await asyncio.shield(self._making)
+
+    def _made(self, task: asyncio.Task[bytes]) -> None:
+        self._making = None
+        if not task.cancelled():
+            task.exception()  # those that wait for it have it
+
     def _page(self, path: str) -> _Answer:
         match path:
-            case "/metrics":
-                return _Answer("200 OK", generate_latest(self._registry), CONTENT_TYPE_LATEST)
             case "/livez":
                 if self._alive():
                     return _Answer("200 OK", b"ok\n")
@@ -292,7 +397,19 @@ class HttpEndpoint:
                 status = "200 OK" if ready else "503 Service Unavailable"
                 return _Answer.of_json(status, {"ready": ready, **details})
             case "/version":
-                build = {"version": version("popmq"), "python": platform.python_version()}
+                build = {"version": VERSION, "python": platform.python_version()}
                 return _Answer.of_json("200 OK", {**build, "role": self._role})
         pages = b"there are /metrics, /livez, /readyz and /version\n"
         return _Answer("404 Not Found", pages)
+
+
+async def _metrics_page(registry: MetricsRegistry) -> bytes:
+    """Made in pieces, so that it does not hold up the loop."""
+    parts: list[bytes] = []
+    began_s = time.thread_time()
+    for part in registry.page_pieces():
+        parts.append(part)
+        if time.thread_time() - began_s > PIECE_S:
+            await asyncio.sleep(0)
+            began_s = time.thread_time()
+    return b"".join(parts)

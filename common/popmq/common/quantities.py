@@ -1,6 +1,7 @@
-"""Durations and sizes as people write them: `90s`, `4MiB`."""
+"""Durations, times and sizes as people write them: `90s`, `2030-01-31T12:00:00+00:00`, `4MiB`."""
 
 import re
+from datetime import UTC, datetime
 
 from popmq.common.errors import ConfigError
 
@@ -8,13 +9,39 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
+_UNITS_MS = {"d": DAY_MS, "h": HOUR_MS, "m": 60_000, "s": 1000, "ms": 1}
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
+
+
 def parse_duration_ms(text: str) -> int:
-    """`250ms`, `90s`, `5m`, `1h` or `3d` in milliseconds; ConfigError for anything else."""
-    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text.strip(), re.ASCII)
-    if not match:
-        raise ConfigError(f"{text!r} is not a duration: write 250ms, 90s, 5m, 1h or 3d")
-    units = {"ms": 1, "s": 1000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
-    return int(match[1]) * units[match[2]]
+    """`250ms`, `90s`, `5m`, `1h30m` or `3d` in milliseconds; ConfigError for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match or not any(match.groups()):
+        raise ConfigError(f"{text!r} is not a duration: write 250ms, 90s, 5m, 1h30m or 3d")
+    return sum(
+        int(number) * unit_ms
+        for number, unit_ms in zip(match.groups(), _UNITS_MS.values(), strict=True)
+        if number
+    )
+
+
+def format_duration(milliseconds: int) -> str:
+    """As `parse_duration_ms` reads it: 90000 is 1m30s."""
+    left_ms, parts = milliseconds, []
+    for unit, unit_ms in _UNITS_MS.items():
+        number, left_ms = divmod(left_ms, unit_ms)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts) or "0ms"
+
+
+def iso_time(milliseconds: int) -> str:
+    """In UTC; what no calendar holds stays a number."""
+    try:
+        moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds}ms"
+    return moment.replace(microsecond=milliseconds % 1000 * 1000).isoformat(timespec="milliseconds")
 
 
 def parse_size(size: str | int) -> int:

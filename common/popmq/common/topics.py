@@ -43,6 +43,8 @@ FIRST_USER_TOPIC_ID = 64
 # makes for itself must not meet the ids that the owner gives.
 FIRST_LOCAL_TOPIC_ID = 1 << 30
 
+GroupTopic = tuple[str, str]  # their names
+
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _BROKER_NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # as the setting broker.name
 _SYSTEM_NAMES = frozenset(
@@ -136,6 +138,11 @@ class TopicConfig:
     brokers: tuple[str, ...] = ()
     durability: Durability = Durability.DISK
     lite_ttl_ms: int = 0  # of a LITE topic; 0: lite.ttl_ms
+    created_by: str = ""  # the user, for its quotas
+
+    @property
+    def kind(self) -> "TopicKind":
+        return _LITE if self.type is MessageType.LITE else _QUEUES
 
     @property
     def readable(self) -> bool:
@@ -169,6 +176,8 @@ class SubscriptionGroup:
     start_at: StartAt = StartAt.OLDEST
     check_points: CheckPoints = CheckPoints.DURABLE
     exponential: ExponentialBackOff | None = None  # instead of the steps
+    auto_created: bool = False  # by its first receive, and not altered since
+    created_by: str = ""  # the user, for its quotas
 
     @property
     def buffered(self) -> bool:
@@ -184,14 +193,61 @@ class SubscriptionGroup:
         return self.back_off_ms[min(attempt, len(self.back_off_ms)) - 1]
 
 
-def is_ordered(group: SubscriptionGroup, topic: TopicConfig) -> bool:
-    """Whether the group gets the topic's messages in order: what comes back waits in its place."""
-    return group.type is GroupType.FIFO or topic.type is MessageType.LITE
+class TopicKind:
+    """What a topic's type decides, beside the messages that it takes: here of a topic whose queues
+    its clients know."""
+
+    queue_limit = 1_024
+    waits_by_client = False  # a receive waits for what its own client subscribed to
+    can_be_pulled = True
+    has_lite_topics = False  # each is a queue, made by its first message
+
+    def is_ordered(self, group: SubscriptionGroup) -> bool:
+        """Whether the group gets messages in order: what comes back waits in its place."""
+        return group.type is GroupType.FIFO
+
+    def start_at(self, group: SubscriptionGroup) -> StartAt:
+        return group.start_at
+
+    def receives_by_queue(self, group: SubscriptionGroup) -> bool:
+        """Whether consumers receive from each queue by itself."""
+        return group.type is GroupType.FIFO
+
+
+class LiteTopicKind(TopicKind):
+    queue_limit = 1
+    waits_by_client = True
+    can_be_pulled = False
+    has_lite_topics = True
+
+    def is_ordered(self, group: SubscriptionGroup) -> bool:
+        return True
+
+    def start_at(self, group: SubscriptionGroup) -> StartAt:
+        return StartAt.OLDEST  # or where its subscriber said
+
+    def receives_by_queue(self, group: SubscriptionGroup) -> bool:
+        return False
+
+
+_QUEUES, _LITE = TopicKind(), LiteTopicKind()
 
 
 def retry_topic(group: str, topic: str) -> str:
     """`+` is illegal in users' names, so the pair can be told apart again (RocketMQ's V2)."""
     return f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def pull_retry_topic(group: str) -> str:
+    """Where a group's messages wait that a consumer has sent back; it pulls them there."""
+    return f"{RETRY_PREFIX}{group}"
+
+
+def group_of_pull_retry(name: str) -> str:
+    """The group whose `pull_retry_topic` that is; empty for any other name."""
+    if not name.startswith(RETRY_PREFIX) or "+" in name:
+        return ""
+    return name[len(RETRY_PREFIX) :]
 
 
 def dlq_topic(group: str) -> str:

@@ -1,4 +1,5 @@
-"""Exceptions that nothing handled: they end the process (docs/operating.md#what-ends-a-process).
+"""Exceptions that nothing handled end the process
+(docs/reference/log-lines.md#what-ends-a-process).
 
 asyncio logs an exception that escapes from a callback and goes on with the next one.  The failed
 callback may have left its work half done, so a role that goes on can answer its health checks
@@ -7,9 +8,12 @@ and serve nothing.
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from popmq.common.disk import NO_DESCRIPTORS, descriptor_limit
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ class UnhandledExceptions:
         self._end = end
         self._tolerated: tuple[type[BaseException], ...] = (OSError,)
         self._failures = 0
+        self._logged_s = -math.inf
         self._loop: asyncio.AbstractEventLoop
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,10 +48,22 @@ class UnhandledExceptions:
         error: BaseException | None = context.get("exception")
         if error is None:  # such as "Task was destroyed but it is pending!", mostly at the end
             logger.error("the event loop reports", extra={"why": _shown(context)})
+        elif isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+            self._log_no_descriptors(context)
         elif self._is_external(context, error):
             logger.warning("a connection failed", extra={"why": f"{_shown(context)}: {error!r}"})
         else:
             self._fail(context, error)
+
+    def _log_no_descriptors(self, context: Mapping[str, Any]) -> None:
+        """Once a second: asyncio reports it for every connection that waits to be accepted."""
+        now_s = self._loop.time()
+        if now_s - self._logged_s >= 1:
+            self._logged_s = now_s
+            logger.warning(
+                "no descriptors are left, connections wait",
+                extra={"why": _shown(context), "limit": descriptor_limit()},
+            )
 
     def _is_external(self, context: Mapping[str, Any], error: BaseException) -> bool:
         """Whether a peer or the system is the cause, and only one connection is lost."""

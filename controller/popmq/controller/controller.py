@@ -16,6 +16,8 @@ from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.settings.settings import Settings
+from popmq.common.settings.settings_reply import settings_reply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.failover import Failover, FailoverPlan, OpenPeer, plan
 from popmq.controller.heartbeat_wire import (
@@ -26,6 +28,7 @@ from popmq.controller.heartbeat_wire import (
     single_state,
     timers_from_wire,
 )
+from popmq.controller.known_groups import KnownGroups
 from popmq.controller.long_polls import LongPolls
 from popmq.controller.metadata_ownership import MetadataOwnership, OwnershipClaim
 from popmq.controller.metadata_store import MetadataStore
@@ -50,7 +53,8 @@ class ControllerTimeouts:
 class Controller:
     """`first_version` differs from one run to the next, so that whoever followed the last one
     notices.  `open_peer(address)` opens a way to a broker, which is closed after one question.
-    `on_request` is called for each request, which may leave something to the next step."""
+    `on_request` is called for each request, which may leave something to the next step;
+    `settings` is only told to who asks for it."""
 
     def __init__(
         self,
@@ -62,8 +66,10 @@ class Controller:
         times: ControllerTimeouts,
         first_version: int = 1,
         on_request: Callable[[], None] = lambda: None,
+        settings: Settings | None = None,
     ) -> None:
         self._on_request = on_request
+        self._settings = settings or Settings()
         self.routes = Routes(
             cluster, dead_after_ms=times.dead_after_ms, first_version=first_version
         )
@@ -86,6 +92,7 @@ class Controller:
             patience_ms=times.dead_after_ms,
             on_owner=self._owner_known,
         )
+        self.known_groups = KnownGroups(store, on_read=self._owner_known)
 
     # -- hop.Port
 
@@ -121,6 +128,9 @@ class Controller:
                 on_reply(self._list(pb.ListReplicasRequest.FromString(body)))
             case Kind.FAILOVER:
                 self._failover(pb.FailoverRequest.FromString(body), on_reply)
+            case Kind.DESCRIBE_SETTINGS:
+                where = self._settings.controller.listen
+                on_reply(settings_reply("controller", where, self._settings))
             case _:
                 raise Refused(
                     Code.UNSUPPORTED, f"a controller does not serve requests of kind {kind}"
@@ -142,18 +152,23 @@ class Controller:
             self._replace_suspect(group)
         if self.routes.drained:
             self._hide_strangers()
-        return done + self._step_ownership(now_ms)
+        return done + self._step_known_groups(now_ms) + self._step_ownership(now_ms)
 
     def wait_ms(self, now_ms: int) -> int:
         """How long steps have nothing to do unless a request comes; 0: look often.
 
         Replicas may die, and their record is read; single brokers only answer.
         """
-        if self.groups or self.routes.drained or not self.ownership.owner:
+        unread = not (self.ownership.owner and self.known_groups.is_read)
+        if self.groups or self.routes.drained or unread:
             return 0
         next_ms = self.polls.next_ms
         most_ms = min(REST_MS, self.times.dead_after_ms // 4)  # more is taken for a standstill
         return most_ms if next_ms is None else min(most_ms, max(0, next_ms - now_ms))
+
+    def _step_known_groups(self, now_ms: int) -> int:
+        removed = {name for name in self.routes.drained if not self._is_heard(name)}
+        return self.known_groups.step(now_ms, self.routes.names, removed)
 
     def _step_ownership(self, now_ms: int) -> int:
         names = self.routes.names
@@ -183,10 +198,11 @@ class Controller:
         except PopmqError as error:
             self._log_refused(route, error)
             raise
+        self._step_known_groups(now_ms)
         self._hear_claim(request)
         self._tell_cluster(reply)
         if request.moves_timers:
-            reply.peers.extend(route_to_wire(one) for one in self.routes.all())
+            reply.peers.extend(route_to_wire(route) for route in self.routes.all())
         return reply.SerializeToString()
 
     def _hear_claim(self, request: pb.RegisterRequest) -> None:
@@ -207,8 +223,8 @@ class Controller:
     def _hide_strangers(self) -> None:
         """From proxies: groups that do not have the cluster's topics yet, and drained ones that
         were taken away."""
-        hidden = {one for one in self.routes.names if not self.ownership.has_joined(one)}
-        hidden |= {one for one in self.routes.drained if not self._is_heard(one)}
+        hidden = {broker for broker in self.routes.names if not self.ownership.has_joined(broker)}
+        hidden |= {broker for broker in self.routes.drained if not self._is_heard(broker)}
         if self.routes.hide(frozenset(hidden)):
             self.polls.wake("")
 
@@ -223,7 +239,7 @@ class Controller:
         if owner is not None:
             reply.owner_address = owner.address
             reply.owner_epoch = owner.epoch
-        reply.groups.extend(one.broker for one in self.routes.all() if not one.draining)
+        reply.groups.extend(route.broker for route in self.routes.all() if not route.draining)
 
     def _register_single(self, request: pb.RegisterRequest, route: Route, now_ms: int) -> None:
         group = self.groups.get(route.broker)
@@ -259,12 +275,12 @@ class Controller:
         return group
 
     def _group(self, name: str) -> ReplicaGroup:
-        found = self.groups.get(name)
-        if found is not None:
-            return found
+        group = self.groups.get(name)
+        if group is not None:
+            return group
         if len(self.groups) >= BROKER_LIMIT:
             raise TooManyRequests(f"{BROKER_LIMIT} broker groups are known, which is the limit")
-        made = self.groups[name] = ReplicaGroup(
+        new_group = self.groups[name] = ReplicaGroup(
             name,
             self._store,
             dead_after_ms=self.times.dead_after_ms,
@@ -272,7 +288,7 @@ class Controller:
             now_ms=self.clock.boot_ms(),
             on_change=self._group_changed,
         )
-        return made
+        return new_group
 
     def _group_changed(self, group: ReplicaGroup) -> None:
         route = route_of(group)
@@ -338,9 +354,11 @@ class Controller:
 
     def _routes_reply(self) -> bytes:
         brokers = map(route_to_wire, self.routes.all())
-        return pb.RoutesReply(
-            version=self.routes.version, brokers=brokers, owner=self.ownership.owner
-        ).SerializeToString()
+        reply = pb.RoutesReply(version=self.routes.version, brokers=brokers)
+        if self.known_groups.is_read:  # proxies that know the owner know the absent groups too
+            reply.owner = self.ownership.owner
+            reply.absent.extend(self.known_groups.absent(self.routes.names))
+        return reply.SerializeToString()
 
     # -- a closed connection is a hint
 
@@ -374,20 +392,25 @@ class Controller:
             silent_ms = self.routes.silent_ms(name, now_ms=now_ms)
             alive = silent_ms <= self.times.dead_after_ms
             states.append(single_state(name, single, silent_ms=silent_ms, alive=alive))
-        found = [one for one in states if request.group in ("", one.group)]
-        if request.group and not found:
+        found_states = [state for state in states if request.group in ("", state.group)]
+        if request.group and not found_states:
             raise Refused(Code.NOT_FOUND, f"broker group {request.group} is unknown here")
-        found.sort(key=lambda one: one.group)
-        return pb.ListReplicasReply(groups=found, owner=self.ownership.owner).SerializeToString()
+        found_states.sort(key=lambda group_state: group_state.group)
+        return pb.ListReplicasReply(
+            groups=found_states, owner=self.ownership.owner
+        ).SerializeToString()
 
     def _failover(self, request: pb.FailoverRequest, on_reply: OnReply) -> None:
         if request.cluster:
             self._check_cluster(request.cluster, request.group)
         group = self.groups.get(request.group)
         if group is None or not len(group.replicas):
-            raise Refused(
-                Code.NOT_FOUND, f"broker group {request.group} has no replicas, or is unknown here"
-            )
+            if request.group in self._singles:
+                raise Refused(
+                    Code.PRECONDITION_FAILED,
+                    f"broker group {request.group} has one broker: there is no other to take over",
+                )
+            raise Refused(Code.NOT_FOUND, f"broker group {request.group} is unknown here")
         if self._failovers >= FAILOVER_LIMIT:
             raise TooManyRequests(f"{FAILOVER_LIMIT} failovers are on their way")
         planned = plan(group, request.node, unclean=request.unclean)
@@ -440,15 +463,15 @@ def controller_metrics(
     routes: Routes, groups: Iterable[ReplicaGroup], *, now_ms: int
 ) -> list[Metric]:
     known, groups = routes.all(), list(groups)
-    alive = sum(_is_served(groups, routes, one.broker, now_ms) for one in known)
-    found = [
+    alive = sum(_is_served(groups, routes, route.broker, now_ms) for route in known)
+    metrics = [
         reading("controller_brokers", len(known)),
         reading("controller_brokers_alive", alive),
         reading("controller_routes_version", routes.version),
     ]
     for group in groups:
-        found += _group_metrics(group, now_ms)
-    return found
+        metrics += _group_metrics(group, now_ms)
+    return metrics
 
 
 def _is_served(groups: list[ReplicaGroup], routes: Routes, broker: str, now_ms: int) -> bool:
@@ -469,8 +492,8 @@ def _group_metrics(group: ReplicaGroup, now_ms: int) -> list[Metric]:
         "elections": group.elections,
         "lost_writes": group.lost_writes,
     }
-    found = [reading(f"controller_{name}", value, group.name) for name, value in values.items()]
+    metrics = [reading(f"controller_{name}", value, group.name) for name, value in values.items()]
     if timers is not None:
         age_s = max(0, now_ms - timers.taken_ms) / 1_000
-        found.append(reading("controller_timer_check_point_age_seconds", age_s, group.name))
-    return found
+        metrics.append(reading("controller_timer_check_point_age_seconds", age_s, group.name))
+    return metrics

@@ -6,7 +6,7 @@ knowledge fails there (R1).
 
 from collections.abc import Iterable, Sequence
 
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.replicas import ReplicaHeartbeat
 
 
@@ -18,12 +18,12 @@ def best(candidates: Iterable[ReplicaHeartbeat]) -> ReplicaHeartbeat | None:
     """
     ranked = sorted(
         candidates,
-        key=lambda one: (
-            one.tables_differ_at > 0,
-            -one.epoch,
-            -one.end,
-            one.priority,
-            one.node,
+        key=lambda heartbeat: (
+            heartbeat.tables_differ_at > 0,
+            -heartbeat.epoch,
+            -heartbeat.end,
+            heartbeat.priority,
+            heartbeat.node,
         ),
     )
     return ranked[0] if ranked else None
@@ -31,7 +31,7 @@ def best(candidates: Iterable[ReplicaHeartbeat]) -> ReplicaHeartbeat | None:
 
 def candidates(record: GroupRecord, living: Sequence[ReplicaHeartbeat]) -> list[ReplicaHeartbeat]:
     """Members of the recorded set whose store is alive, and nobody else (R2, R5)."""
-    return [one for one in living if one.store_id in record.sync_state_set]
+    return [heartbeat for heartbeat in living if heartbeat.store_id in record.sync_state_set]
 
 
 def record_after_election(
@@ -58,9 +58,11 @@ def _kept(
 
     A dead member that stays holds everything confirmed, and can be elected when it comes back.
     """
-    alive = {one.store_id for one in living}
-    kept = [one for one in record.sync_state_set if one in alive or one == leader.store_id]
-    dead = [one for one in record.sync_state_set if one not in kept]
+    alive = {heartbeat.store_id for heartbeat in living}
+    kept = [
+        member for member in record.sync_state_set if member in alive or member == leader.store_id
+    ]
+    dead = [member for member in record.sync_state_set if member not in kept]
     missing = max(0, min_in_sync - len(kept))
     return tuple(sorted(kept + dead[:missing]))
 
@@ -75,26 +77,31 @@ def first_record(living: Sequence[ReplicaHeartbeat]) -> GroupRecord | str:
     """
     if not living:
         return "no broker of the group is heard"
-    wanted = max(one.replicas for one in living)
-    written = [one for one in living if not one.is_empty]
+    requested = max(heartbeat.replicas for heartbeat in living)
+    written = [heartbeat for heartbeat in living if not heartbeat.is_empty]
     if len(written) > 1:
-        names = ", ".join(f"{one.node} (epoch {one.epoch}, {one.end} bytes)" for one in written)
+        names = ", ".join(
+            f"{heartbeat.node} (epoch {heartbeat.epoch}, {heartbeat.end} bytes)"
+            for heartbeat in written
+        )
         return (
             f"the metadata store has no record of this group, and {len(written)} brokers have "
             f"data: {names}. Nobody leads until somebody says who: popmq failover GROUP --to "
             "NODE --unclean; what only the others have is lost"
         )
-    if len(living) < wanted:
+    if len(living) < requested:
         return (
-            f"the metadata store has no record of this group, and {len(living)} of {wanted} "
+            f"the metadata store has no record of this group, and {len(living)} of {requested} "
             "brokers are heard: start the others, or say who leads: popmq failover GROUP --to "
             "NODE --unclean"
         )
     if written:
         only = written[0]
         return GroupRecord(only.store_id, only.epoch + 1, (only.store_id,), 1)
-    first = min(living, key=lambda one: one.node)
-    return GroupRecord(first.store_id, 1, tuple(sorted(one.store_id for one in living)), 1)
+    first = min(living, key=lambda heartbeat: heartbeat.node)
+    return GroupRecord(
+        first.store_id, 1, tuple(sorted(heartbeat.store_id for heartbeat in living)), 1
+    )
 
 
 def record_after_unclean_election(

@@ -1,4 +1,4 @@
-"""`popmq failover`: a planned hand-over, or the unclean election that a human answers for.
+"""`popmq failover`: a planned hand-over, or the unclean election that an administrator orders.
 
 A hand-over asks the master to stop, waits until the other has everything, and then writes the
 record; whatever goes wrong before that, the master admits again by itself.
@@ -11,6 +11,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import (
@@ -19,7 +20,6 @@ from popmq.controller.election import (
     record_after_election,
     record_after_unclean_election,
 )
-from popmq.controller.group_record import GroupRecord, record_to_wire
 from popmq.controller.metadata_store import WriteOutcome, WriteResult
 from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.replicas import SERVING, ReplicaHeartbeat
@@ -64,7 +64,7 @@ def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> FailoverPlan:
     master = leader if leader in able and leader is not None and leader.role in SERVING else None
     if named is not None and named == master:
         raise Refused(Code.PRECONDITION_FAILED, f"{node} is the master of {group.name} already")
-    to = named or best([one for one in able if one != master])
+    to = named or best([heartbeat for heartbeat in able if heartbeat != master])
     if to is None:
         raise Refused(
             Code.PRECONDITION_FAILED,
@@ -75,18 +75,18 @@ def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> FailoverPlan:
 
 
 def _named(group: ReplicaGroup, node: str) -> ReplicaHeartbeat:
-    found = group.replicas.node(node)
-    if found is None:
-        known = ", ".join(one.node for one in group.replicas)
+    heartbeat = group.replicas.node(node)
+    if heartbeat is None:
+        known = ", ".join(replica.node for replica in group.replicas)
         raise Refused(
             Code.NOT_FOUND, f"broker group {group.name} has no node {node}; known are {known}"
         )
-    if not group.alive(found.store_id):
+    if not group.alive(heartbeat.store_id):
         raise Refused(
             Code.PRECONDITION_FAILED,
             f"node {node} of {group.name} is not heard: a broker that is away cannot lead",
         )
-    return found
+    return heartbeat
 
 
 def _outside_the_set(
@@ -105,7 +105,7 @@ def _outside_the_set(
             "what only the others have is lost",
         )
     if able:
-        names = ", ".join(one.node for one in able)
+        names = ", ".join(heartbeat.node for heartbeat in able)
         raise Refused(
             Code.PRECONDITION_FAILED,
             f"node {named.node} is not in the SyncStateSet of {group.name}, so it may lack "
@@ -135,14 +135,14 @@ class Failover:
         self._writes = 0
         self._reply = pb.FailoverReply(to_node=planned.to.node, from_node=_leader_name(group))
         if group.record is not None:
-            self._reply.before.CopyFrom(record_to_wire(group.record))
+            self._reply.before.CopyFrom(group.record.to_wire())
 
     def preview(self) -> pb.FailoverReply:
         """What `start` would do."""
         if self._plan.unclean:
             self._tell_loss()
         self._reply.handed_over = self._plan.master is not None
-        self._reply.after.CopyFrom(record_to_wire(self._next()))
+        self._reply.after.CopyFrom(self._next().to_wire())
         return self._reply
 
     def start(self) -> None:
@@ -187,29 +187,31 @@ class Failover:
     def _next(self) -> GroupRecord:
         group, plan = self._group, self._plan
         if plan.unclean:
-            highest = max(one.epoch for one in group.replicas)
+            highest = max(replica.epoch for replica in group.replicas)
             return record_after_unclean_election(group.record, plan.to, highest_epoch=highest)
         assert group.record is not None, "only an unclean election does without a record"
         minimum = group.replicas.min_in_sync
         # The old master has to begin again from its disk: nobody waits for that unless
         # min_in_sync needs it (R3). It is back in the set once it has caught up.
-        others = [one for one in group.alive_replicas if one.store_id != group.record.leader]
+        others = [
+            replica for replica in group.alive_replicas if replica.store_id != group.record.leader
+        ]
         return record_after_election(group.record, plan.to, others, min_in_sync=minimum)
 
     def _write(self) -> None:
         if not self._plan.unclean and not self._still_fits(self._group.record):
             self._changed()
             return
-        wanted = self._next()
+        requested = self._next()
         self._writes += 1
         self._group.records.write(
-            wanted.version - 1, wanted, lambda got: self._written(wanted, got)
+            requested.version - 1, requested, lambda got: self._written(requested, got)
         )
 
-    def _written(self, wanted: GroupRecord, result: WriteResult) -> None:
+    def _written(self, requested: GroupRecord, result: WriteResult) -> None:
         if result.outcome is WriteOutcome.WRITTEN:
-            self._reply.after.CopyFrom(record_to_wire(wanted))
-            self._step(f"{self._to} leads in epoch {wanted.epoch}")
+            self._reply.after.CopyFrom(requested.to_wire())
+            self._step(f"{self._to} leads in epoch {requested.epoch}")
             self._done(self._reply)
         elif result.outcome is WriteOutcome.UNKNOWN:
             text = f"the metadata store did not say whether it wrote: {result.reason}; look again"
@@ -223,11 +225,11 @@ class Failover:
         text = f"broker group {self._group.name} changed meanwhile: look again, and repeat"
         self._done(Refused(Code.PRECONDITION_FAILED, text))
 
-    def _still_fits(self, found: GroupRecord | None) -> bool:
+    def _still_fits(self, record: GroupRecord | None) -> bool:
         """The same master changed its set, and the successor is still in it."""
         before = self._reply.before
-        same = found is not None and (found.leader, found.epoch) == (before.leader, before.epoch)
-        return same and found is not None and self._plan.to.store_id in found.sync_state_set
+        same = record is not None and (record.leader, record.epoch) == (before.leader, before.epoch)
+        return same and record is not None and self._plan.to.store_id in record.sync_state_set
 
     @property
     def _to(self) -> str:
@@ -242,7 +244,7 @@ class Failover:
         self._reply.lost_to = max(replicas.furthest_end, self._plan.to.end)
         members = record.sync_state_set if record else ()
         self._reply.lost_nodes.extend(
-            replicas.name(one) for one in members if one != self._plan.to.store_id
+            replicas.name(member) for member in members if member != self._plan.to.store_id
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from popmq.common.errors import ConfigError
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     MetadataStoreUnavailable,
     WriteOutcome,
@@ -53,9 +53,9 @@ class FileStore:
         assert record.version == expected_version + 1, "each write moves the version by one"
         try:
             with self._locked():
-                found = self.read(key)
-                if (found.version if found else 0) != expected_version:
-                    return WriteResult(WriteOutcome.CONFLICT, found)
+                found_record = self.read(key)
+                if (found_record.version if found_record else 0) != expected_version:
+                    return WriteResult(WriteOutcome.CONFLICT, found_record)
                 self._write(self._path(key), record_to_json(record))
                 return WriteResult(WriteOutcome.WRITTEN, record)
         except MetadataStoreUnavailable as error:  # nothing was tried
@@ -136,10 +136,11 @@ def record_to_json(record: GroupRecord) -> str:
 def record_from_json(text: str) -> GroupRecord:
     """ValueError for anything that is no record."""
     try:
-        found = json.loads(text)
-        members = tuple(map(str, found["sync_state_set"]))
-        return GroupRecord(
-            str(found["leader"]), int(found["epoch"]), members, int(found["version"])
-        )
+        document = json.loads(text)
+        members = tuple(map(str, document["sync_state_set"]))
+        version = int(document["version"])
+        record = GroupRecord(str(document["leader"]), int(document["epoch"]), members, version)
+        record.check_invariants()
     except (KeyError, TypeError, AssertionError) as error:
         raise ValueError(f"it is no record of a broker group: {error}") from error
+    return record

@@ -1,8 +1,9 @@
 """REGISTER requests as what the controller keeps of them, and back as what it shows."""
 
+from popmq.common.protocol.group_record import TimerCheckPoint
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.replica_group import ReplicaGroup
-from popmq.controller.replicas import ReplicaHeartbeat, Role, TimerCheckPoint
+from popmq.controller.replicas import ReplicaHeartbeat, Role
 from popmq.controller.routes import Route
 
 
@@ -56,10 +57,7 @@ def replica_from_wire(request: pb.RegisterRequest) -> ReplicaHeartbeat:
 def timers_from_wire(request: pb.RegisterRequest, *, now_ms: int) -> TimerCheckPoint | None:
     if not request.HasField("timer_check_point"):
         return None
-    told = request.timer_check_point
-    return TimerCheckPoint(
-        told.epoch, told.master_timer_queue_offset, told.last_read_ms, now_ms - told.age_ms
-    )
+    return TimerCheckPoint.from_wire(request.timer_check_point, now_ms)
 
 
 def route_of(group: ReplicaGroup) -> Route | None:
@@ -73,8 +71,8 @@ def route_of(group: ReplicaGroup) -> Route | None:
     if group.record is not None:
         epoch = group.record.epoch
     else:
-        serving = [one for one in group.alive_replicas if one.role == Role.MASTER]
-        leader = max(serving, key=lambda one: one.epoch, default=None)
+        serving = [replica for replica in group.alive_replicas if replica.role == Role.MASTER]
+        leader = max(serving, key=lambda heartbeat: heartbeat.epoch, default=None)
         epoch = leader.epoch if leader else 0
     if leader is None:
         return None

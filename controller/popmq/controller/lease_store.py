@@ -6,19 +6,18 @@ it, and its times mean nothing here (docs/concepts/controller.md).
 """
 
 import hashlib
-import http.client
 import json
 import os
 import re
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+
+import kubernetes.client as kubernetes
 
 from popmq.common.errors import ConfigError
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.file_store import record_from_json, record_to_json
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     MetadataStoreUnavailable,
     WriteOutcome,
@@ -71,9 +70,12 @@ class LeaseStore:
     def __init__(self, server: ApiServer, cluster: str) -> None:
         self._server = server
         self._cluster = cluster
-        self._tls = None
-        if server.url.startswith("https:"):
-            self._tls = ssl.create_default_context(cafile=server.ca_file or None)
+        configuration = kubernetes.Configuration(
+            host=server.url, ssl_ca_cert=server.ca_file or None
+        )
+        # A write that is repeated below us could win twice.
+        configuration.retries = False
+        self._client = kubernetes.ApiClient(configuration)
 
     def read(self, key: str) -> GroupRecord | None:
         return self._get(key)[0]
@@ -81,11 +83,11 @@ class LeaseStore:
     def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
         assert record.version == expected_version + 1, "each write moves the version by one"
         try:
-            found, version = self._get(key)
+            found_record, version = self._get(key)
         except MetadataStoreUnavailable as error:  # nothing was tried
             return WriteResult(WriteOutcome.UNKNOWN, None, str(error))
-        if (found.version if found else 0) != expected_version:
-            return self._behind(expected_version, found)
+        if (found_record.version if found_record else 0) != expected_version:
+            return self._behind(expected_version, found_record)
         try:
             status, text = self._write(key, record, version)
         except MetadataStoreUnavailable as error:
@@ -94,24 +96,24 @@ class LeaseStore:
             return WriteResult(WriteOutcome.WRITTEN, record)
         return self._look_again(key, expected_version, record, f"{status}: {text}")
 
-    def _behind(self, expected_version: int, found: GroupRecord | None) -> WriteResult:
+    def _behind(self, expected_version: int, record: GroupRecord | None) -> WriteResult:
         """The record is not the expected one.  An older one than somebody read before is a stale
         read: it decides nothing."""
-        if found is None or found.version < expected_version:
+        if record is None or record.version < expected_version:
             return WriteResult(
-                WriteOutcome.UNKNOWN, found, "the API server answers with an old Lease"
+                WriteOutcome.UNKNOWN, record, "the API server answers with an old Lease"
             )
-        return WriteResult(WriteOutcome.CONFLICT, found)
+        return WriteResult(WriteOutcome.CONFLICT, record)
 
     def _look_again(
         self, key: str, expected_version: int, record: GroupRecord, reason: str
     ) -> WriteResult:
         """A refusal or a silence is no answer: an attempt of ours may have won before."""
         try:
-            found, _ = self._get(key)
+            found_record, _ = self._get(key)
         except MetadataStoreUnavailable as error:
             return WriteResult(WriteOutcome.UNKNOWN, None, f"{reason}; then {error}")
-        return judge(record, expected_version, found, reason)
+        return judge(record, expected_version, found_record, reason)
 
     def _get(self, key: str) -> tuple[GroupRecord | None, str]:
         """The record and the Lease's resourceVersion; ("" without a Lease)."""
@@ -123,9 +125,9 @@ class LeaseStore:
                 f"the API server answers {status} for a Lease: {text[:200]}"
             )
         try:
-            found = json.loads(text)["metadata"]
-            version = str(found["resourceVersion"])
-            stored = (found.get("annotations") or {}).get(ANNOTATION, "")
+            metadata = json.loads(text)["metadata"]
+            version = str(metadata["resourceVersion"])
+            stored = (metadata.get("annotations") or {}).get(ANNOTATION, "")
             return (record_from_json(stored) if stored else None), version
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MetadataStoreUnavailable(
@@ -153,30 +155,19 @@ class LeaseStore:
         return self._ask("POST", self._path(""), lease)
 
     def _ask(self, method: str, path: str, body: object) -> tuple[int, str]:
-        """One request on a connection of its own; MetadataStoreUnavailable when no whole answer
-        came."""
-        where = urlsplit(self._server.url)
-        connection: http.client.HTTPConnection
-        if self._tls is not None:
-            connection = http.client.HTTPSConnection(
-                where.netloc, timeout=self._server.timeout_s, context=self._tls
-            )
-        else:
-            connection = http.client.HTTPConnection(where.netloc, timeout=self._server.timeout_s)
+        """One request; MetadataStoreUnavailable when no whole answer came."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if token := self._server.token():
             headers["Authorization"] = f"Bearer {token}"
-        data = None if body is None else json.dumps(body)
+        url, timeout_s = self._server.url + path, self._server.timeout_s
         try:
-            connection.request(method, where.path + path, data, headers)
-            answer = connection.getresponse()
+            answer = self._client.call_api(method, url, headers, body, _request_timeout=timeout_s)
             return answer.status, answer.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
+        except Exception as error:
+            # Whatever broke below, in the client or the network, there is no whole answer.
             raise MetadataStoreUnavailable(
                 f"the API server at {self._server.url}: {error or type(error).__name__}"
             ) from error
-        finally:
-            connection.close()
 
     def _path(self, name: str) -> str:
         namespace = self._server.namespace

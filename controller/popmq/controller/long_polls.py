@@ -50,7 +50,7 @@ class LongPolls:
         while self._due and self._due[0][0] <= now_ms:
             count += self._answer(heapq.heappop(self._due)[1])
         if len(self._due) > 64 + 2 * len(self._waiting):
-            self._due = [one for one in self._due if one[1] in self._waiting]
+            self._due = [poll for poll in self._due if poll[1] in self._waiting]
             heapq.heapify(self._due)
         return count
 

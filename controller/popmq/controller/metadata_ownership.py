@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     MetadataStore,
     MetadataStoreUnavailable,
@@ -83,11 +83,11 @@ class MetadataOwnership:
         self._busy = True
         self._read_ms = now_ms
 
-        def read(found: GroupRecord | MetadataStoreUnavailable | None) -> None:
+        def read(record: GroupRecord | MetadataStoreUnavailable | None) -> None:
             self._busy = False
-            if not isinstance(found, MetadataStoreUnavailable):
+            if not isinstance(record, MetadataStoreUnavailable):
                 self._is_read = True
-                self._take(found)
+                self._take(record)
 
         self._store.read(KEY, read)
 
@@ -97,9 +97,9 @@ class MetadataOwnership:
         if result.outcome is WriteOutcome.UNKNOWN:
             self._is_read = False  # read again, and then compare
 
-    def _take(self, found: GroupRecord | None) -> None:
-        if found is not None and not self.owner:
-            self.owner = found.leader
+    def _take(self, record: GroupRecord | None) -> None:
+        if record is not None and not self.owner:
+            self.owner = record.leader
             logger.info("owner of the topics", extra={"broker": self.owner})
             self._on_owner()
 

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from popmq.common.errors import Code, PopmqError
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
 
 
 class WriteOutcome(Enum):
@@ -71,16 +71,16 @@ class MemoryStore:
 
     def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
         assert record.version == expected_version + 1, "each write moves the version by one"
-        found = self._records.get(key)
-        if (found.version if found else 0) != expected_version:
-            then(WriteResult(WriteOutcome.CONFLICT, found))
+        found_record = self._records.get(key)
+        if (found_record.version if found_record else 0) != expected_version:
+            then(WriteResult(WriteOutcome.CONFLICT, found_record))
             return
         self._records[key] = record
         then(WriteResult(WriteOutcome.WRITTEN, record))
 
 
 def judge(
-    wanted: GroupRecord, expected_version: int, found: GroupRecord | None, reason: str
+    requested: GroupRecord, expected_version: int, record: GroupRecord | None, reason: str
 ) -> WriteResult:
     """What became of a write whose answer is lost, by what was read afterwards.
 
@@ -88,8 +88,8 @@ def judge(
     otherwise means that it never can be.  The expected version says nothing: the write may be on
     its way, and the read may be old.
     """
-    if found == wanted:
-        return WriteResult(WriteOutcome.WRITTEN, found)
-    if found is not None and found.version > expected_version:
-        return WriteResult(WriteOutcome.CONFLICT, found)
-    return WriteResult(WriteOutcome.UNKNOWN, found, reason)
+    if record == requested:
+        return WriteResult(WriteOutcome.WRITTEN, record)
+    if record is not None and record.version > expected_version:
+        return WriteResult(WriteOutcome.CONFLICT, record)
+    return WriteResult(WriteOutcome.UNKNOWN, record, reason)

@@ -10,17 +10,18 @@ from contextlib import suppress
 from typing import TypeVar
 
 from popmq.common.clock import Clock, SystemClock
+from popmq.common.errors import ConfigError
 from popmq.common.observability import Metric
 from popmq.common.protocol.frame_metrics import frame_metrics
 from popmq.common.protocol.frame_port import FramePort
 from popmq.common.protocol.frame_server import FrameServer
 from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import StepLoop
 from popmq.controller.controller import Controller, ControllerTimeouts
 from popmq.controller.file_store import FileStore
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     BlockingStore,
     MemoryStore,
@@ -51,11 +52,7 @@ class ControllerProcess:
         self._hello = Hello(
             role=ProcessRole.CONTROLLER, name="controller", cluster=settings.cluster.name
         )
-        self._frame_settings = FrameSettings(
-            max_frame_bytes=settings.frames.max_frame_bytes,
-            max_buffered_bytes=settings.frames.max_buffered_bytes,
-            max_in_flight=settings.frames.max_in_flight,
-        )
+        self._frame_settings = FrameSettings.of(settings)
         self._closing: set[asyncio.Task[None]] = set()
         self._store = make_store(settings)
         times = settings.controller
@@ -67,6 +64,7 @@ class ControllerProcess:
             times=ControllerTimeouts(times.heartbeat_ms, times.dead_after_ms),
             first_version=1 + secrets.randbits(48),
             on_request=lambda: self._loop.wake(),
+            settings=settings,
         )
         self._loop = StepLoop(
             lambda: self.port.step(self._clock.boot_ms()),
@@ -133,15 +131,22 @@ class _Peer:
 
 def make_store(settings: Settings) -> MetadataStore:
     """The store that `controller.store` names. Raises ConfigError when it cannot be used."""
-    wanted = settings.controller
-    match wanted.store:
+    requested = settings.controller
+    match requested.store:
         case "file":
-            return ThreadedStore(FileStore(wanted.data))
+            return ThreadedStore(FileStore(requested.data))
         case "kubernetes":
             # Only here: it takes HTTP and TLS along, which every start would pay for.
-            from popmq.controller.lease_store import ApiServer, LeaseStore
+            try:
+                # Only here: the official client is of the extra popmq[operator].
+                from popmq.controller.lease_store import ApiServer, LeaseStore
+            except ImportError as error:
+                raise ConfigError(
+                    f"controller.store = kubernetes needs {error.name}: "
+                    "pip install 'popmq[operator]'"
+                ) from error
 
-            server = ApiServer.of_pod(os.environ, wanted.namespace)
+            server = ApiServer.of_pod(os.environ, requested.namespace)
             return ThreadedStore(LeaseStore(server, settings.cluster.name))
     return MemoryStore()
 

@@ -3,15 +3,15 @@
 One replica at a time, and only one whose store nothing depends on.  Nobody can tell from two
 copies with other tables which one is right: a replica is rebuilt only when another one has the
 master's tables, and never when more replicas agree with each other than with the master
-(docs/concepts/replication.md, "State on slaves").
+(docs/concepts/diverging-tables.md, "State on slaves").
 """
 
 import logging
 from collections.abc import Sequence
 
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best
-from popmq.controller.group_record import GroupRecord
 from popmq.controller.replicas import SERVING, ReplicaHeartbeat, Role
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,14 @@ class Rebuilds:
     def _busy(self, asking: ReplicaHeartbeat, living: Sequence[ReplicaHeartbeat]) -> str:
         """Another replica is being rebuilt, or copies what it lacks."""
         granted = self._granted
-        for one in living:
-            if one.node == asking.node:
+        for heartbeat in living:
+            if heartbeat.node == asking.node:
                 continue
-            waits = granted is not None and one.store_id == granted.store_id
-            if one.role == Role.COPYING or (waits and one.asks_rebuild != pb.NO_REBUILD):
-                return f"{one.node} is not a whole copy yet"
+            waits = granted is not None and heartbeat.store_id == granted.store_id
+            if heartbeat.role == Role.COPYING or (
+                waits and heartbeat.asks_rebuild != pb.NO_REBUILD
+            ):
+                return f"{heartbeat.node} is not a whole copy yet"
         return ""
 
 
@@ -87,16 +89,16 @@ def refusal(
         return ""
     if asking.store_id in record.sync_state_set:
         return "it is in the SyncStateSet, which would be too small without it"
-    whole = [one for one in living if one.store_id in record.sync_state_set]
+    whole = [heartbeat for heartbeat in living if heartbeat.store_id in record.sync_state_set]
     if len(whole) < least:
         return f"{len(whole)} members of the SyncStateSet are heard, {least} have to be"
     position = asking.tables_differ_at
     agree = [
-        one
-        for one in whole
-        if one.store_id != leader.store_id
-        and not one.tables_differ_at
-        and one.tables_equal_at >= position
+        heartbeat
+        for heartbeat in whole
+        if heartbeat.store_id != leader.store_id
+        and not heartbeat.tables_differ_at
+        and heartbeat.tables_equal_at >= position
     ]
     if not agree:
         return f"no other replica is known to have the master's tables at {position}"
@@ -112,10 +114,10 @@ def _queued(
     least: int,
 ) -> str:
     """Of several the first by name goes first, whichever controller is asked."""
-    for one in living:
-        asks = one.asks_rebuild != pb.NO_REBUILD and one.node < asking.node
-        if asks and not refusal(one, record, living, least):
-            return f"{one.node} goes first"
+    for heartbeat in living:
+        asks = heartbeat.asks_rebuild != pb.NO_REBUILD and heartbeat.node < asking.node
+        if asks and not refusal(heartbeat, record, living, least):
+            return f"{heartbeat.node} goes first"
     return ""
 
 
@@ -128,13 +130,15 @@ def successor_of_suspect(
     if record is None or leader is None:
         return None
     party = _largest_party(record, living)
-    position = min((one.tables_differ_at for one in party), default=0)
+    position = min((heartbeat.tables_differ_at for heartbeat in party), default=0)
     with_master = [
-        one for one in living if not one.tables_differ_at and position <= one.tables_equal_at
+        heartbeat
+        for heartbeat in living
+        if not heartbeat.tables_differ_at and position <= heartbeat.tables_equal_at
     ]
     if len(party) < 2 or len(party) <= 1 + len(with_master):
         return None
-    return best([one for one in party if one.store_id in record.sync_state_set])
+    return best([heartbeat for heartbeat in party if heartbeat.store_id in record.sync_state_set])
 
 
 def _leader(
@@ -142,12 +146,12 @@ def _leader(
 ) -> ReplicaHeartbeat | None:
     return next(
         (
-            one
-            for one in living
+            heartbeat
+            for heartbeat in living
             if record is not None
-            and one.store_id == record.leader
-            and one.role in roles
-            and one.epoch == record.epoch
+            and heartbeat.store_id == record.leader
+            and heartbeat.role in roles
+            and heartbeat.epoch == record.epoch
         ),
         None,
     )
@@ -158,9 +162,11 @@ def _parties(
 ) -> list[list[ReplicaHeartbeat]]:
     """The replicas that differ from the master, by their own tables at the newest position."""
     parties: dict[tuple[int, str], list[ReplicaHeartbeat]] = {}
-    for one in living:
-        if one.tables_differ_at and one.epoch == record.epoch:
-            parties.setdefault((one.tables_hash_at, one.tables_hash), []).append(one)
+    for heartbeat in living:
+        if heartbeat.tables_differ_at and heartbeat.epoch == record.epoch:
+            parties.setdefault((heartbeat.tables_hash_at, heartbeat.tables_hash), []).append(
+                heartbeat
+            )
     return list(parties.values())
 
 
@@ -178,6 +184,10 @@ def _most_that_may_agree(record: GroupRecord, living: Sequence[ReplicaHeartbeat]
 
     def with_unknown(party: list[ReplicaHeartbeat]) -> int:
         position = party[0].tables_hash_at
-        return sum(len(one) for one in parties if one is party or one[0].tables_hash_at != position)
+        return sum(
+            len(heartbeats)
+            for heartbeats in parties
+            if heartbeats is party or heartbeats[0].tables_hash_at != position
+        )
 
     return max(map(with_unknown, parties), default=0)

@@ -7,7 +7,7 @@ forward (docs/concepts/controller.md).
 import logging
 from collections.abc import Callable
 
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     MetadataStore,
     MetadataStoreUnavailable,
@@ -78,6 +78,7 @@ class RecordFollower:
             if not answer_first:
                 then(result)
 
+        record.check_invariants()
         self._store.swap(self._name, expected_version, record, swapped)
 
     def _read(self) -> None:

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.protocol.group_record import GroupRecord, TimerCheckPoint
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best, candidates, first_record, record_after_election
-from popmq.controller.group_record import GroupRecord, record_to_wire
 from popmq.controller.metadata_store import MetadataStore, WriteOutcome, WriteResult
 from popmq.controller.rebuilds import Rebuilds, successor_of_suspect
 from popmq.controller.record_follower import RECORD_AGE_MS, RecordFollower
-from popmq.controller.replicas import SERVING, ReplicaHeartbeat, Replicas, TimerCheckPoint
+from popmq.controller.replicas import SERVING, ReplicaHeartbeat, Replicas
 
 logger = logging.getLogger(__name__)
 
@@ -71,24 +71,24 @@ class ReplicaGroup:
     def alter(self, request: pb.AlterSyncStateSetRequest, then: OnAlter) -> None:
         """The master's request, with its expected version, as it is (R4)."""
         try:
-            wanted = _wanted(request)
+            requested = _wanted(request)
         except PopmqError:
             self.records.read_soon()
             raise
         known = self.record
         if known is not None and known.version == request.expected_version:
-            same_master = (known.leader, known.epoch) == (wanted.leader, wanted.epoch)
+            same_master = (known.leader, known.epoch) == (requested.leader, requested.epoch)
             if not same_master:
                 raise Refused(
                     Code.PRECONDITION_FAILED,
-                    f"broker group {self.name}: {self.replicas.name(wanted.leader)} is not the "
-                    f"master of epoch {wanted.epoch}",
+                    f"broker group {self.name}: {self.replicas.name(requested.leader)} is not the "
+                    f"master of epoch {requested.epoch}",
                 )
 
         def swapped(result: WriteResult) -> None:
             then(_alter_reply(result, request.expected_version))
 
-        self.records.write(request.expected_version, wanted, swapped, answer_first=True)
+        self.records.write(request.expected_version, requested, swapped, answer_first=True)
 
     # -- what time does
 
@@ -99,10 +99,10 @@ class ReplicaGroup:
         self.records.read_if_due(now_ms)
         if not self.records.is_read or self._writing:
             return 0
-        wanted = self._wanted_record()
-        if wanted is None:
+        requested = self._wanted_record()
+        if requested is None:
             return 0
-        self._elect(wanted)
+        self._elect(requested)
         return 1
 
     def extend_deadlines(self, ms: int) -> None:
@@ -155,14 +155,14 @@ class ReplicaGroup:
     def _wanted_record(self) -> GroupRecord | None:
         """The record that should be written now; also says what is in the way (`trouble`)."""
         if self.record is None:
-            found = first_record(self.alive_replicas)
-            if isinstance(found, GroupRecord):
+            record = first_record(self.alive_replicas)
+            if isinstance(record, GroupRecord):
                 self._say("")
-                return found
+                return record
             if self._now_ms >= self._patient_until_ms:
-                self._say(found)
+                self._say(record)
             return None
-        ahead = [one for one in self.replicas if one.epoch > self.records.epoch]
+        ahead = [replica for replica in self.replicas if replica.epoch > self.records.epoch]
         if ahead:
             if self._contradicted_at is None:
                 self._contradicted_at = self.records.reads
@@ -209,8 +209,8 @@ class ReplicaGroup:
         idle_ms = self.replicas.idle_ms(leader.store_id, now_ms=self._now_ms)
         return leader.role not in SERVING and idle_ms >= self._dead_after_ms // 4
 
-    def _elect(self, wanted: GroupRecord) -> None:
-        expected = wanted.version - 1
+    def _elect(self, requested: GroupRecord) -> None:
+        expected = requested.version - 1
         self._writing = True
 
         def written(result: WriteResult) -> None:
@@ -221,15 +221,15 @@ class ReplicaGroup:
                     "elected a master",
                     extra={
                         "broker": self.name,
-                        "node": self.replicas.name(wanted.leader),
-                        "epoch": wanted.epoch,
-                        "sync_state_set": [self.replicas.name(i) for i in wanted.sync_state_set],
+                        "node": self.replicas.name(requested.leader),
+                        "epoch": requested.epoch,
+                        "sync_state_set": [self.replicas.name(i) for i in requested.sync_state_set],
                     },
                 )
             else:
                 self.lost_writes += 1
 
-        self.records.write(expected, wanted, written)
+        self.records.write(expected, requested, written)
 
     # -- what is shown
 
@@ -241,8 +241,14 @@ class ReplicaGroup:
     def _look(self) -> None:
         """Move the view if anything did that somebody may wait for."""
         now = [
-            (one.store_id, one.node, one.address, one.role, self.alive(one.store_id))
-            for one in self.replicas
+            (
+                replica.store_id,
+                replica.node,
+                replica.address,
+                replica.role,
+                self.alive(replica.store_id),
+            )
+            for replica in self.replicas
         ]
         shown = (self.record, self.problem, now)
         if shown != self._shown:
@@ -251,67 +257,58 @@ class ReplicaGroup:
             self._on_change(self)
 
     def state(self) -> pb.GroupState:
-        found = pb.GroupState(group=self.name, view=self.view)
-        found.trouble = "; ".join(filter(None, (self.problem, self.records.trouble)))
+        group_state = pb.GroupState(group=self.name, view=self.view)
+        group_state.trouble = "; ".join(filter(None, (self.problem, self.records.trouble)))
         if self.record is not None:
-            found.record.CopyFrom(record_to_wire(self.record))
+            group_state.record.CopyFrom(self.record.to_wire())
         timers = self.replicas.timer_check_point
         if timers is not None:
-            found.timer_check_point.CopyFrom(_timers_to_wire(timers, self._now_ms))
-        found.members.extend(self._member(one) for one in self.replicas)
-        return found
+            group_state.timer_check_point.CopyFrom(timers.to_wire(self._now_ms))
+        group_state.members.extend(self._member(replica) for replica in self.replicas)
+        return group_state
 
-    def _member(self, one: ReplicaHeartbeat) -> pb.Member:
+    def _member(self, heartbeat: ReplicaHeartbeat) -> pb.Member:
         return pb.Member(
             broker=pb.BrokerAddress(
                 broker=self.name,
-                address=one.address,
-                epoch=one.epoch,
-                store_id=one.store_id,
-                node=one.node,
-                draining=one.draining,
+                address=heartbeat.address,
+                epoch=heartbeat.epoch,
+                store_id=heartbeat.store_id,
+                node=heartbeat.node,
+                draining=heartbeat.draining,
             ),
-            role=pb.BrokerRole.ValueType(one.role),
-            end=one.end,
-            confirmed=one.confirmed,
-            priority=one.priority,
-            alive=self.alive(one.store_id),
-            silent_ms=self.replicas.silent_ms(one.store_id, now_ms=self._now_ms),
-            catch_up_from=one.catch_up_from,
-            catch_up_to=one.catch_up_to,
-            replicas=one.replicas,
-            min_in_sync=one.min_in_sync,
-            meta_version=one.meta_version,
-            tables_differ_at=one.tables_differ_at,
+            role=pb.BrokerRole.ValueType(heartbeat.role),
+            end=heartbeat.end,
+            confirmed=heartbeat.confirmed,
+            priority=heartbeat.priority,
+            alive=self.alive(heartbeat.store_id),
+            silent_ms=self.replicas.silent_ms(heartbeat.store_id, now_ms=self._now_ms),
+            catch_up_from=heartbeat.catch_up_from,
+            catch_up_to=heartbeat.catch_up_to,
+            replicas=heartbeat.replicas,
+            min_in_sync=heartbeat.min_in_sync,
+            meta_version=heartbeat.meta_version,
+            tables_differ_at=heartbeat.tables_differ_at,
         )
 
 
-def _timers_to_wire(timers: TimerCheckPoint, now_ms: int) -> pb.TimerCheckPoint:
-    return pb.TimerCheckPoint(
-        epoch=timers.epoch,
-        last_read_ms=timers.last_read_ms,
-        master_timer_queue_offset=timers.master_timer_queue_offset,
-        age_ms=max(0, now_ms - timers.taken_ms),
-    )
-
-
 def _wanted(request: pb.AlterSyncStateSetRequest) -> GroupRecord:
-    wanted = tuple(sorted(set(request.sync_state_set)))
-    if request.leader not in wanted or not request.epoch or not request.expected_version:
+    requested = tuple(sorted(set(request.sync_state_set)))
+    if request.leader not in requested or not request.epoch or not request.expected_version:
         raise Refused(
             Code.BAD_REQUEST,
             f"broker group {request.group}: a SyncStateSet needs its leader, an epoch and the "
             "version that it replaces",
         )
-    return GroupRecord(request.leader, request.epoch, wanted, request.expected_version + 1)
+    return GroupRecord(request.leader, request.epoch, requested, request.expected_version + 1)
 
 
 def _alter_reply(result: WriteResult, expected_version: int) -> pb.AlterSyncStateSetReply:
     outcomes = pb.AlterSyncStateSetReply
-    found = result.record
-    if result.outcome is WriteOutcome.WRITTEN and found is not None:
-        return pb.AlterSyncStateSetReply(outcome=outcomes.WRITTEN, record=record_to_wire(found))
+    record = result.record
+    if result.outcome is WriteOutcome.WRITTEN and record is not None:
+        return pb.AlterSyncStateSetReply(outcome=outcomes.WRITTEN, record=record.to_wire())
     # A record that is older than what the master read says nothing about its request.
-    if found is None or found.version <= expected_version:
+    if record is None or record.version <= expected_version:
         return pb.AlterSyncStateSetReply(outcome=outcomes.UNKNOWN)
-    return pb.AlterSyncStateSetReply(outcome=outcomes.REFUSED, record=record_to_wire(found))
+    return pb.AlterSyncStateSetReply(outcome=outcomes.REFUSED, record=record.to_wire())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from popmq.common.errors import Code, Refused
+from popmq.common.protocol.group_record import TimerCheckPoint
 from popmq.common.wire import controller_pb2 as pb
 
 MEMBER_LIMIT = 16  # stores of one group
@@ -43,23 +44,6 @@ class ReplicaHeartbeat:
     @property
     def is_empty(self) -> bool:
         return self.epoch == 0 and self.end == 0
-
-
-@dataclass(frozen=True, slots=True)
-class TimerCheckPoint:
-    """Where a master's timers were. The fields are in the order in which one is newer."""
-
-    epoch: int
-    master_timer_queue_offset: int
-    last_read_ms: int  # wall time
-    taken_ms: int  # this controller's boot time
-
-    def newer_than(self, other: "TimerCheckPoint | None") -> bool:
-        return other is None or self._order > other._order
-
-    @property
-    def _order(self) -> tuple[int, int, int]:
-        return self.epoch, self.master_timer_queue_offset, self.last_read_ms
 
 
 class _Heard:
@@ -98,14 +82,14 @@ class Replicas:
         known = self._heard.get(replica.store_id)
         if known is not None and replica.epoch < known.replica.epoch:
             return
-        for other in [one for one in self if one.node == replica.node]:
+        for other in [heartbeat for heartbeat in self if heartbeat.node == replica.node]:
             if other.store_id != replica.store_id:
                 del self._heard[other.store_id]
         self._make_room(replica, now_ms=now_ms)
-        heard = _Heard(replica, now_ms)
-        if known is not None and _idles_on(known, heard):
-            heard.idle_since_ms = known.idle_since_ms
-        self._heard[replica.store_id] = heard
+        connected = _Heard(replica, now_ms)
+        if known is not None and _idles_on(known, connected):
+            connected.idle_since_ms = known.idle_since_ms
+        self._heard[replica.store_id] = connected
         self.furthest_end = max(self.furthest_end, replica.end)
 
     def _check_alone(self, replica: ReplicaHeartbeat, *, now_ms: int) -> None:
@@ -128,7 +112,7 @@ class Replicas:
     def _make_room(self, replica: ReplicaHeartbeat, *, now_ms: int) -> None:
         if replica.store_id in self._heard or len(self._heard) < MEMBER_LIMIT:
             return
-        silent = max(self, key=lambda one: self.silent_ms(one.store_id, now_ms=now_ms))
+        silent = max(self, key=lambda heartbeat: self.silent_ms(heartbeat.store_id, now_ms=now_ms))
         if self.alive(silent.store_id, now_ms=now_ms):
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
@@ -137,7 +121,7 @@ class Replicas:
         del self._heard[silent.store_id]
 
     def take_timers(self, check_point: TimerCheckPoint) -> None:
-        if check_point.newer_than(self.timer_check_point):
+        if check_point.is_newer_than(self.timer_check_point):
             self.timer_check_point = check_point
 
     def mark_suspect(self, store_id: str) -> None:
@@ -147,36 +131,41 @@ class Replicas:
 
     def extend_deadlines(self, ms: int) -> None:
         """We were not there for so long ourselves: it is nobody's silence."""
-        for heard in self._heard.values():
-            heard.heard_ms += ms
-            if heard.idle_since_ms is not None:
-                heard.idle_since_ms += ms
+        for connected in self._heard.values():
+            connected.heard_ms += ms
+            if connected.idle_since_ms is not None:
+                connected.idle_since_ms += ms
 
     def __iter__(self) -> Iterator[ReplicaHeartbeat]:
-        return iter(sorted((one.replica for one in self._heard.values()), key=lambda one: one.node))
+        return iter(
+            sorted(
+                (replica.replica for replica in self._heard.values()),
+                key=lambda replica: replica.node,
+            )
+        )
 
     def __len__(self) -> int:
         return len(self._heard)
 
     def get(self, store_id: str) -> ReplicaHeartbeat | None:
-        heard = self._heard.get(store_id)
-        return heard.replica if heard else None
+        connected = self._heard.get(store_id)
+        return connected.replica if connected else None
 
     def node(self, name: str) -> ReplicaHeartbeat | None:
-        return next((one for one in self if one.node == name), None)
+        return next((heartbeat for heartbeat in self if heartbeat.node == name), None)
 
     def name(self, store_id: str) -> str:
         """The node with that store, for people."""
-        found = self.get(store_id)
-        return found.node if found else f"store {store_id}"
+        heartbeat = self.get(store_id)
+        return heartbeat.node if heartbeat else f"store {store_id}"
 
     def alive(self, store_id: str, *, now_ms: int) -> bool:
-        heard = self._heard.get(store_id)
-        silent = heard is None or heard.refused_connection
+        connected = self._heard.get(store_id)
+        silent = connected is None or connected.refused_connection
         return not silent and self.silent_ms(store_id, now_ms=now_ms) <= self._dead_after_ms
 
     def alive_replicas(self, *, now_ms: int) -> list[ReplicaHeartbeat]:
-        return [one for one in self if self.alive(one.store_id, now_ms=now_ms)]
+        return [heartbeat for heartbeat in self if self.alive(heartbeat.store_id, now_ms=now_ms)]
 
     def silent_ms(self, store_id: str, *, now_ms: int) -> int:
         """Milliseconds since that store was last heard; it must be known."""
@@ -190,4 +179,6 @@ class Replicas:
     @property
     def min_in_sync(self) -> int:
         """The strictest that a broker of the group is set to."""
-        return max((one.min_in_sync or max(1, one.replicas - 1) for one in self), default=1)
+        return max(
+            (replica.min_in_sync or max(1, replica.replicas - 1) for replica in self), default=1
+        )

@@ -7,26 +7,32 @@ starts it again, as a stand-by.
 import asyncio
 import logging
 import socket
-import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
-from popmq.common.settings.settings import Settings
+from popmq.common.settings.settings import OperatorSettings, Settings
+from popmq.operator.cluster.charges import ClusterCharges
+from popmq.operator.cluster.cluster_secrets import PlaneAccess
 from popmq.operator.cluster.data_plane import DataPlane, NetworkDataPlane
 from popmq.operator.cluster.observed import GroupHealth
 from popmq.operator.cluster.reconcile import Reconciler
 from popmq.operator.cluster.reconcile_queue import ReconcileQueue
 from popmq.operator.declared.declared_reconcile import DeclaredReconciler
 from popmq.operator.declared.metadata_client import NetworkMetadataClient
-from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable, find_access
-from popmq.operator.kube.event_watch import registry_of, watch
+from popmq.operator.declared.user_reconcile import UserClient
+from popmq.operator.kube.access import ApiAccess
+from popmq.operator.kube.admin_client import THREADS
+from popmq.operator.kube.api_client import ApiClient
+from popmq.operator.kube.child_watch import child_watches
+from popmq.operator.kube.event_watch import Clusters, registry_of, watch
 from popmq.operator.kube.lease import Elector
 from popmq.operator.model.conditions import UNKNOWN, verdict_in
-from popmq.operator.model.manifest import BROKER_CLUSTER
+from popmq.operator.model.images import repository
 from popmq.operator.model.spec import SpecError, read_spec
 from popmq.operator.reports.report_reconcile import ReportDefaults
 
@@ -39,50 +45,68 @@ REQUEST_SHARE = 3  # a request ends well before the Lease would
 class OperatorProcess:
     """`ended` is called with the exit status when the process has to end."""
 
-    def __init__(self, settings: Settings, ended: Callable[[int], None]) -> None:
-        wanted = settings.operator
-        self._settings = wanted
+    def __init__(self, settings: Settings, access: ApiAccess, ended: Callable[[int], None]) -> None:
+        desired = settings.operator
+        self._settings = desired
         self._ended = ended
-        self._access = find_access(wanted.kubeconfig)
-        duration_s = wanted.lease_duration_ms / 1000
+        self._access = access
+        duration_s = desired.lease_duration_ms / 1000
         self._api = ApiClient(self._access)
         self._lease_api = ApiClient(self._access, timeout_s=duration_s / REQUEST_SHARE)
         self.elector = Elector(
             self._lease_api,
-            namespace=wanted.lease_namespace or self._access.namespace,
-            name=wanted.lease,
-            identity=wanted.identity or socket.gethostname(),
+            namespace=desired.lease_namespace or self._access.namespace,
+            name=desired.lease,
+            identity=desired.identity or socket.gethostname(),
             duration_s=duration_s,
             monotonic=time.monotonic,
         )
-        plane = NetworkDataPlane(wanted.controller_address, wanted.proxy_address)
+        self._clusters: Clusters = {}
+        plane_access: dict[tuple[str, str], PlaneAccess] = {}
+        lease_namespace = desired.lease_namespace or self._access.namespace
+        self._charges = ClusterCharges(
+            self._api,
+            identity=f"{lease_namespace}/{desired.lease}",
+            resync_s=desired.resync_ms / 1000,
+            monotonic=time.monotonic,
+            now=lambda: datetime.now(UTC),
+        )
+        self._threads = ThreadPoolExecutor(THREADS, "admin")
+        plane = NetworkDataPlane(desired.controller_address, desired.proxy_address, self._threads)
         reconciler = Reconciler(
             self._api,
             plane,
-            default_image=wanted.image,
-            reports=ReportDefaults(wanted.report_image, wanted.report_role),
+            default_image=desired.image,
+            images=images_of(desired),
+            reports=ReportDefaults(desired.report_image, desired.report_role, images_of(desired)),
             now=lambda: datetime.now(UTC),
             may_write=lambda: self.elector.holds,
+            access=plane_access,
+            charges=self._charges,
         )
         self.workers = ReconcileQueue(
             reconciler.reconcile,
-            resync_s=wanted.resync_ms / 1000,
+            resync_s=desired.resync_ms / 1000,
             monotonic=time.monotonic,
             lost=self._lost,
-            news=News(self._api, plane, default_image=wanted.image).from_manifest,
+            news=News(
+                self._clusters, plane, plane_access, default_image=desired.image
+            ).from_manifest,
         )
         self._declaring = DeclaredReconciler(
             self._api,
-            NetworkMetadataClient(wanted.proxy_address),
-            default_image=wanted.image,
+            NetworkMetadataClient(desired.proxy_address, self._threads),
+            default_image=desired.image,
             now=lambda: datetime.now(UTC),
             may_write=lambda: self.elector.holds,
+            monotonic=time.monotonic,
+            users=UserClient(desired.proxy_address, self._threads),
         )
         # Each look opens a connection to each controller and closes it: no news to anybody.
         logging.getLogger("popmq.common.protocol.frame_port").setLevel(logging.WARNING)
         self.declared = ReconcileQueue(
             self._declaring.reconcile,
-            resync_s=wanted.declared_resync_ms / 1000,
+            resync_s=desired.declared_resync_ms / 1000,
             monotonic=time.monotonic,
             lost=self._lost,
         )
@@ -108,10 +132,13 @@ class OperatorProcess:
         self._stop.set()
         await self.workers.stop()
         await self.declared.stop()
+        if self.elector.holds:
+            await self._charges.release()
         await self.elector.release()
         if self._watch is not None:
             with suppress(asyncio.CancelledError):
                 await self._watch
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await self._api.close()
         await self._lease_api.close()
 
@@ -132,6 +159,15 @@ class OperatorProcess:
             reading("operator_looks_failed", counted.failed),
             reading("operator_look_seconds", counted.seconds),
             reading("operator_longest_look_seconds", self.workers.longest_reconcile_s),
+            *(
+                reading("operator_certificate_expiry_timestamp_seconds", end, *key)
+                for key, end in sorted(counted.certificate_ends.items())
+                if end
+            ),
+            *(
+                reading("operator_reports_failing", count, *key)
+                for key, count in sorted(counted.failing_reports.items())
+            ),
             reading("operator_declared_changes", tally.changes),
             reading("operator_declared_drifts", tally.drifts),
             reading("operator_declared_looks_failed", self.declared.counted.failed),
@@ -141,12 +177,24 @@ class OperatorProcess:
         if self._watch is None:
             logger.info("became the operator that acts")
             registry = registry_of(
-                self._access, _ca_of(self._access.tls), self.workers.enqueue, self.declared.enqueue
+                self._access, self._clusters, self._cluster_moved, self._declared_moved
             )
+            namespaces = self._settings.namespaces
+            children = child_watches(self._api, namespaces, self.workers.enqueue)
             self._watch = asyncio.get_running_loop().create_task(
-                watch(registry, self._settings.namespaces, stop=self._stop, ready=self.watching)
+                watch(
+                    self._api, registry, children, namespaces, stop=self._stop, ready=self.watching
+                )
             )
             self._watch.add_done_callback(self._watch_ended)
+
+    def _cluster_moved(self, namespace: str, cluster: str) -> None:
+        self._declaring.forget(namespace, cluster)
+        self.workers.enqueue(namespace, cluster)
+
+    def _declared_moved(self, namespace: str, cluster: str) -> None:
+        self._declaring.forget(namespace, cluster)
+        self.declared.enqueue(namespace, cluster)
 
     def _lost(self) -> None:
         if self._stop.is_set():
@@ -161,12 +209,10 @@ class OperatorProcess:
         self._ended(1 if failed else 0)
 
 
-def _ca_of(tls: ssl.SSLContext | None) -> str | None:
-    """What the context trusts, as PEM: kopf makes a context of its own."""
-    if tls is None:
-        return None
-    found = tls.get_ca_certs(binary_form=True)
-    return "".join(ssl.DER_cert_to_PEM_cert(one) for one in found)
+def images_of(settings: OperatorSettings) -> tuple[str, ...]:
+    """Where no rule is set: every version of the operator's own images."""
+    own = (repository(settings.image), repository(settings.report_image))
+    return settings.images or tuple(f"{name}{mark}" for name in own for mark in ":@")
 
 
 class News:
@@ -174,25 +220,34 @@ class News:
 
     Kubernetes has an event of most of what moves, but none of an election after a cut in the
     network, nor of a copy that fell behind; and a whole reconcile at each beat would ask the API
-    server for too much.  This is one request to the API server, and one to each controller.
+    server for too much.  This is one request to each controller, and none to the API server.
     """
 
-    def __init__(self, api: ApiClient, plane: DataPlane, *, default_image: str) -> None:
-        self._api = api
+    def __init__(
+        self,
+        clusters: Clusters,
+        plane: DataPlane,
+        access: Mapping[tuple[str, str], PlaneAccess],
+        *,
+        default_image: str,
+    ) -> None:
+        self._access = access
+        self._clusters = clusters
         self._plane = plane
         self._default_image = default_image
 
     async def from_manifest(self, namespace: str, name: str) -> bool:
         """False also where nothing can be known: the next look says so."""
+        cluster = self._clusters.get((namespace, name))
+        access = self._access.get((namespace, name))
+        if cluster is None or access is None or "deletionTimestamp" in cluster["metadata"]:
+            return False
         try:
-            cluster = await self._api.get(BROKER_CLUSTER, namespace, name)
-            if cluster is None or "deletionTimestamp" in cluster["metadata"]:
-                return False
             spec = read_spec(cluster, default_image=self._default_image)
-        except (ApiError, ApiUnavailable, SpecError):
+        except SpecError:
             return False
         status = cluster.get("status") or {}
-        health = await self._plane.health(spec)
+        health = await self._plane.health(spec, access)
         silent = verdict_in(status, "Ready").status == UNKNOWN
         if health is None or silent:
             return silent != (health is None)

@@ -2,5 +2,6 @@
 
 Always holds: Any proxy can answer any request of any client.
 
-May import: admin, brokers, messaging, rpc, transport, transport.lean, popmq.common.
+May import: admin, auth, brokers, lanes, messaging, remoting, rpc, transport, transport.lean,
+popmq.common.
 """

@@ -1,5 +1,5 @@
-"""Executors in pods of their own: what a session on Kubernetes is told beside its own settings, and
-how the image starts what Spark asks it for.
+"""Executors in pods of their own: the further settings of a session on Kubernetes, and how the
+image starts what Spark asks it for.
 
 Spark makes executors' pods from a template and calls the entry point of their image with the one
 word `executor`, and that of a driver that spark-submit made with `driver` and arguments of its own;
@@ -14,6 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from popmq.common.errors import Code, Refused
+from popmq.common.signing import (
+    ACCESS_KEY_FIELD,
+    ACCESS_KEY_VARIABLE,
+    SECRET_FIELD,
+    SECRET_VARIABLE,
+)
 from popmq.reports.java import java_home
 
 KUBERNETES = "k8s://"
@@ -22,6 +28,7 @@ TEMPLATE = "spark.kubernetes.executor.podTemplateFile"
 INSTANCES = "spark.executor.instances"
 _USER = 10001  # as in the Dockerfile
 _CA_FOLDER = "/etc/popmq-tls"
+_SECRET_REFERENCE = "spark.kubernetes.executor.secretKeyRef"
 _BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 # With these a driver needs rights on pods alone: executors have their settings in their command
 # line, and what is made for a driver goes with its pod.
@@ -33,21 +40,30 @@ _PODS_ALONE = {
 }
 
 
-def executor_settings(given: Mapping[str, str], folder: Path, ca_secret: str) -> dict[str, str]:
-    """`given` goes before them, whoever gave it; a template for pods is written to `folder`."""
+def executor_settings(
+    given: Mapping[str, str], folder: Path, ca_secret: str, user_secret: str = ""
+) -> dict[str, str]:
+    """`given` goes before them, whoever gave it; a template for pods is written to `folder`.
+    `user_secret` names the Secret with the user that they are at the proxies."""
     if IMAGE not in given:
         raise Refused(
             Code.BAD_REQUEST,
             f"executors need an image with Spark and popmq: --conf {IMAGE}=popmq-reports:0.1.0",
         )
-    made = dict(_PODS_ALONE)
+    new_executor_settings = dict(_PODS_ALONE)
     if TEMPLATE not in given:
         path = folder / "executor.json"
         path.write_text(json.dumps(pod_template(ca_secret)), encoding="utf-8")
-        made[TEMPLATE] = str(path)
+        new_executor_settings[TEMPLATE] = str(path)
     if ca_secret:
-        made["spark.executorEnv.POPMQ_TLS_CA"] = f"{_CA_FOLDER}/ca.crt"
-    return made
+        new_executor_settings["spark.executorEnv.POPMQ_TLS_CA"] = f"{_CA_FOLDER}/ca.crt"
+    if user_secret:  # by reference: plans and command lines show the values of settings
+        for name, key in (
+            (ACCESS_KEY_VARIABLE, ACCESS_KEY_FIELD),
+            (SECRET_VARIABLE, SECRET_FIELD),
+        ):
+            new_executor_settings[f"{_SECRET_REFERENCE}.{name}"] = f"{user_secret}:{key}"
+    return new_executor_settings
 
 
 def pod_template(ca_secret: str = "") -> dict[str, Any]:
@@ -111,8 +127,8 @@ def driver_command(spark: Path, environ: Mapping[str, str], arguments: Sequence[
     """Of a driver's: a spark-submit that starts it here, with what the one outside has said."""
     address = environ["SPARK_DRIVER_BIND_ADDRESS"]
     settings = ("spark.driver.bindAddress", "spark.executorEnv.SPARK_DRIVER_POD_IP")
-    told = [word for name in settings for word in ("--conf", f"{name}={address}")]
-    return [str(spark / "bin" / "spark-submit"), *told, "--deploy-mode", "client", *arguments]
+    reply = [word for name in settings for word in ("--conf", f"{name}={address}")]
+    return [str(spark / "bin" / "spark-submit"), *reply, "--deploy-mode", "client", *arguments]
 
 
 def _java_options(environ: Mapping[str, str]) -> list[str]:

@@ -45,21 +45,21 @@ class TableHistory:
 
     @classmethod
     def open(cls, folder: Path) -> "TableHistory":
-        found = cls(folder)
+        history = cls(folder)
         manifest = folder / "manifest.json"
         if manifest.exists():
-            said = json.loads(manifest.read_text())
-            found.compacted, found.days = said["compacted"], said["days"]
-        return found
+            document = json.loads(manifest.read_text())
+            history.compacted, history.days = document["compacted"], document["days"]
+        return history
 
     def batches(self) -> dict[int, Path]:
         """Those that are in no day yet, by number."""
-        found = {}
+        paths = {}
         for path in self.folder.glob("new-*"):
             match = _NEW.fullmatch(path.name)
             if match and int(match[1]) > self.compacted and (path / "_SUCCESS").exists():
-                found[int(match[1])] = path
-        return dict(sorted(found.items()))
+                paths[int(match[1])] = path
+        return dict(sorted(paths.items()))
 
     def paths(self) -> list[str]:
         """Everything that counts."""
@@ -91,28 +91,28 @@ def append(
     """Add what came since the last time; rows by table. Every table ends at the same moment, and
     a broker group that does not answer then stays where it was."""
     with ReportEndpoint(endpoint, patience_s=patience_s) as asked:
-        found, _ = asked.describe(tables, partial=True)
-    return append_pinned(spark, asked, folder, found, tables=tables)
+        brokers, _ = asked.describe(tables, partial=True)
+    return append_pinned(spark, asked, folder, brokers, tables=tables)
 
 
 def append_pinned(
     spark: Any,
     asked: ReportEndpoint,
     folder: Path,
-    found: Sequence[pb.BrokerTables],
+    brokers: Sequence[pb.BrokerTables],
     *,
     tables: Sequence[str],
 ) -> dict[str, int]:
-    """The same, up to what was `found`."""
+    """The same, up to what was `brokers`."""
     rows = dict.fromkeys(tables, 0)
-    queries = [_start(spark, asked, folder, name, pin(list(found)), rows) for name in tables]
+    queries = [_start(spark, asked, folder, name, pin(list(brokers)), rows) for name in tables]
     try:
         for query in queries:
             query.awaitTermination()
     finally:
         for query in queries:
             query.stop()
-    HistoryProgress.load(folder).add(tables, found)
+    HistoryProgress.load(folder).add(tables, brokers)
     return rows
 
 
@@ -130,7 +130,7 @@ def _start(
     def write(frame: Any, number: int) -> None:
         path = place / f"new-{number}"
         frame.coalesce(1).write.mode("overwrite").option("compression", "zstd").parquet(str(path))
-        rows[name] += sum(pq.read_metadata(one).num_rows for one in path.glob("*.parquet"))
+        rows[name] += sum(pq.read_metadata(path).num_rows for path in path.glob("*.parquet"))
 
     stream = (
         spark.readStream.format("popmq")
@@ -172,8 +172,8 @@ def _compact_table(spark: Any, table: TableHistory, oldest: str) -> None:
     if batches:
         fresh = _read(spark, table.folder.name, *map(str, batches.values()))
         fresh = fresh.withColumn("day", F.date_format("wall_time", "yyyy-MM-dd"))
-        found = [row["day"] for row in fresh.select("day").distinct().collect()]
-        for day in sorted(found):
+        new_days = [row["day"] for row in fresh.select("day").distinct().collect()]
+        for day in sorted(new_days):
             if day < oldest:
                 continue
             rows = fresh.where(F.col("day") == day).drop("day")

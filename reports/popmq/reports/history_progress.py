@@ -38,30 +38,35 @@ class HistoryProgress:
     def load(cls, folder: Path) -> "HistoryProgress":
         """None are known where nothing was ever appended."""
         path = folder / _FILE
-        said = json.loads(path.read_text()) if path.exists() else {}
+        document = json.loads(path.read_text()) if path.exists() else {}
         return cls(
             folder,
             {
-                table: {broker: BrokerMoment(**one) for broker, one in brokers.items()}
-                for table, brokers in said.items()
+                table: {broker: BrokerMoment(**fields) for broker, fields in brokers.items()}
+                for table, brokers in document.items()
             },
         )
 
     def add(self, tables: Sequence[str], brokers: Sequence[pb.BrokerTables]) -> None:
         """These are there up to now; a broker group that did not answer stays where it was."""
         for table in tables:
-            self.known.setdefault(table, {}).update((one.broker, moment_of(one)) for one in brokers)
-        said = {
-            table: {broker: asdict(one) for broker, one in found.items()}
-            for table, found in self.known.items()
+            self.known.setdefault(table, {}).update(
+                (broker.broker, moment_of(broker)) for broker in brokers
+            )
+        fields = {
+            table: {broker: asdict(moment) for broker, moment in broker_moments.items()}
+            for table, broker_moments in self.known.items()
         }
-        write_json(self.folder / _FILE, said)
+        write_json(self.folder / _FILE, fields)
 
     def shared(self, tables: Sequence[str]) -> tuple[BrokerMoment, ...]:
         """Of each broker group that all of them have, the earliest."""
         each = [self.known.get(table, {}) for table in tables]
         brokers = sorted(set.intersection(*map(set, each)))
-        return tuple(min((one[broker] for one in each), key=_order) for broker in brokers)
+        return tuple(
+            min((broker_moments[broker] for broker_moments in each), key=_order)
+            for broker in brokers
+        )
 
 
 def _order(moment: BrokerMoment) -> tuple[int, int, int]:

@@ -45,11 +45,11 @@ class LiveInputs:
 
     def __post_init__(self) -> None:
         with ReportEndpoint(self.endpoint, patience_s=self.patience_s) as endpoint:
-            found, self.incomplete = endpoint.describe(
+            tables, self.incomplete = endpoint.describe(
                 self.tables, topics=self.topics, partial=self.skip_down
             )
-        self._pinned = pin(found)
-        self.moments = tuple(map(moment_of, found))
+        self._pinned = pin(tables)
+        self.moments = tuple(map(moment_of, tables))
 
     @property
     def source(self) -> str:
@@ -100,14 +100,14 @@ class HistoryInputs:
         from pyspark.sql import functions as F
 
         until = F.lit(False)
-        for one in self.moments:
+        for moment in self.moments:
             if table in SAMPLES:
-                earlier = F.col("epoch") < one.epoch
-                same = (F.col("epoch") == one.epoch) & (F.col("sample") <= one.sample)
+                earlier = F.col("epoch") < moment.epoch
+                same = (F.col("epoch") == moment.epoch) & (F.col("sample") <= moment.sample)
                 inside = earlier | same
             else:
-                inside = F.col("position") < one.end_position
-            until |= (F.col("broker") == one.broker) & inside
+                inside = F.col("position") < moment.end_position
+            until |= (F.col("broker") == moment.broker) & inside
         return until
 
 

@@ -42,25 +42,25 @@ class Java:
         if (shim / "bin" / "java").exists():
             return shim
         shim.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=shim.parent))
-        (made / "bin").mkdir()
-        (made / _BEHIND).symlink_to(self.home)
-        new = made / "bin" / "java"
+        path = Path(tempfile.mkdtemp(dir=shim.parent))
+        (path / "bin").mkdir()
+        (path / _BEHIND).symlink_to(self.home)
+        new = path / "bin" / "java"
         new.write_text(_LAUNCHER.format(module=_MODULE, java=self.home / "bin" / "java"))
         new.chmod(new.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         try:
-            made.rename(shim)
+            path.rename(shim)
         except OSError:  # another process was faster
-            shutil.rmtree(made)
+            shutil.rmtree(path)
         return shim
 
 
 def find_java() -> Java:
     """PRECONDITION_FAILED says what to install when there is none."""
     named = os.environ.get("JAVA_HOME", "")
-    found = shutil.which("java")
+    path = shutil.which("java")
     homes = [_behind(Path(named))] if named else []
-    homes += [Path(found).resolve().parents[1]] if found else []
+    homes += [Path(path).resolve().parents[1]] if path else []
     for home in homes:
         java = java_at(home)
         if java.version >= OLDEST:
@@ -94,7 +94,7 @@ def _behind(home: Path) -> Path:
 def java_at(home: Path) -> Java:
     """Whatever is there; of version 0 when nothing answers."""
     try:
-        said = subprocess.run(
+        errors = subprocess.run(
             [str(home / "bin" / "java"), "-version"],
             capture_output=True,
             text=True,
@@ -103,7 +103,7 @@ def java_at(home: Path) -> Java:
         ).stderr
     except (OSError, subprocess.SubprocessError):
         return Java(home, "")
-    return Java(home, said)
+    return Java(home, errors)
 
 
 def hash_of(text: str) -> int:

@@ -41,7 +41,7 @@ class Report:
     series: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)  # wall ms, lag
 
     def table(self, name: str) -> ReportTable:
-        return next(one for one in self.tables if one.name == name)
+        return next(table for table in self.tables if table.name == name)
 
     @property
     def first(self) -> ReportTable:
@@ -56,16 +56,16 @@ class Report:
             "notes": list(self.notes),
             "brokers": [
                 {
-                    "broker": one.broker,
-                    "epoch": one.epoch,
-                    "end_position": one.end_position,
-                    "wall_ms": one.wall_ms,
+                    "broker": moment.broker,
+                    "epoch": moment.epoch,
+                    "end_position": moment.end_position,
+                    "wall_ms": moment.wall_ms,
                 }
-                for one in self.moments
+                for moment in self.moments
             ],
             **{
-                one.name: [{name: row[name] for name in one.columns} for row in one.rows]
-                for one in self.tables
+                table.name: [{name: row[name] for name in table.columns} for row in table.rows]
+                for table in self.tables
             },
         }
 

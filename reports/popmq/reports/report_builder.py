@@ -41,20 +41,20 @@ class ReportOptions:
 
 
 def make_report(
-    name: str, inputs: Inputs, wanted: ReportOptions, tell: OnProgress = lambda text: None
+    name: str, inputs: Inputs, requested: ReportOptions, tell: OnProgress = lambda text: None
 ) -> Report:
     """`lag`, `revive` or `delay`; the title of each table is told before it is calculated."""
 
     def table(name: str, title: str, frame: Any) -> ReportTable:
         tell(title)
-        columns = tuple(one for one in frame.columns if one != "level")
+        columns = tuple(column for column in frame.columns if column != "level")
         return ReportTable(name, title, columns, list(rows_of(frame)))
 
-    tables, notes, series = _MAKERS[name](inputs, wanted, table)
+    tables, notes, series = _MAKERS[name](inputs, requested, table)
     return Report(
         name=name,
         source=inputs.source,
-        made_ms=max((one.wall_ms for one in inputs.moments), default=made_now_ms()),
+        made_ms=max((moment.wall_ms for moment in inputs.moments), default=made_now_ms()),
         moments=inputs.moments,
         tables=tuple(tables),
         incomplete=inputs.incomplete,
@@ -67,12 +67,12 @@ _Table = Callable[[str, str, Any], ReportTable]
 _Made = tuple[list[ReportTable], list[str], dict[str, Sequence[tuple[int, float]]]]
 
 
-def _lag(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
+def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import lag
 
-    rules = lag.LagRules(window_ms=wanted.window_ms, allowed=wanted.allowed)
+    rules = lag.LagRules(window_ms=requested.window_ms, allowed=requested.allowed)
     offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
-    some = _of(offsets, wanted, "group", "topic")
+    some = _of(offsets, requested, "group", "topic")
     queues = lag.plan_queues(some, topics, timers, rules).cache()
     groups = table(
         "groups", "Consumer groups", lag.plan_groups(queues, some, topics, timers, rules)
@@ -85,9 +85,9 @@ def _lag(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
         table(
             "dead_letters",
             "Dead letters that are kept",
-            _of(lag.plan_dead_letters(topics, timers), wanted, "group"),
+            _of(lag.plan_dead_letters(topics, timers), requested, "group"),
         ),
-        table("topics", "Topics", _of(lag.plan_topics(topics, timers), wanted, "topic")),
+        table("topics", "Topics", _of(lag.plan_topics(topics, timers), requested, "topic")),
     ]
     series: dict[str, list[tuple[int, float]]] = {}
     shown = {(row["group"], row["topic"]) for row in groups.rows[:CHARTED]}
@@ -101,25 +101,25 @@ def _lag(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
     notes = []
     if any(row["status"] == "UNKNOWN" for row in groups.rows):
         notes.append(
-            f"UNKNOWN: fewer than {rules.least} samples in the last {wanted.window_ms // 1_000} s, "
-            "or the age of the oldest ready message is not known"
+            f"UNKNOWN: fewer than {rules.least} samples in the last "
+            f"{requested.window_ms // 1_000} s, or the age of the oldest ready message is not known"
         )
-    return tables, notes, {name: one[-_SERIES_POINTS:] for name, one in series.items()}
+    return tables, notes, {name: series[-_SERIES_POINTS:] for name, series in series.items()}
 
 
-def _revive(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
+def _revive(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import revive
 
-    now = {one.broker: one.log_ms for one in inputs.moments}
-    since = {broker: log_ms - wanted.since_ms for broker, log_ms in now.items()}
-    rules = revive.ReviveRules(now, since if wanted.since_ms else {})
+    now = {moment.broker: moment.log_ms for moment in inputs.moments}
+    since = {broker: log_ms - requested.since_ms for broker, log_ms in now.items()}
+    rules = revive.ReviveRules(now, since if requested.since_ms else {})
     records = inputs.table("revive", _REVIVE_COLUMNS).cache()
     timers = inputs.table("timers", _SAMPLE_COLUMNS)
     places = revive.plan_places(inputs.table("offsets", _PLACE_COLUMNS), timers).cache()
     deliveries = revive.plan_deliveries(records, places).cache()
 
     def of(frame: Any, *names: str) -> Any:
-        return _of(frame, wanted, *names)
+        return _of(frame, requested, *names)
 
     tables = [
         table(
@@ -140,7 +140,7 @@ def _revive(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
         table(
             "dead_letters",
             "Last dead letters",
-            of(revive.plan_dead_letters(records, rules, wanted.dead_letters), "group", "topic"),
+            of(revive.plan_dead_letters(records, rules, requested.dead_letters), "group", "topic"),
         ),
     ]
     for frame in (deliveries, places, records):
@@ -148,10 +148,10 @@ def _revive(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
     return tables, [], {}
 
 
-def _delay(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
+def _delay(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import delay
 
-    fired = _of(inputs.table("fired"), wanted, "topic").cache()
+    fired = _of(inputs.table("fired"), requested, "topic").cache()
     tables = [
         table("topics", "How late, by topic", delay.plan_topics(fired)),
         table("hours", "How late, by hour", delay.plan_hours(fired)),
@@ -168,9 +168,9 @@ _MAKERS: dict[str, Callable[[Inputs, ReportOptions, _Table], _Made]] = {
 }
 
 
-def _of(frame: Any, wanted: ReportOptions, *names: str) -> Any:
+def _of(frame: Any, requested: ReportOptions, *names: str) -> Any:
     for name in names:
-        value = getattr(wanted, name)
+        value = getattr(requested, name)
         if value:
             frame = frame.where(frame[name] == value)
     return frame

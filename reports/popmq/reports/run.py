@@ -31,6 +31,7 @@ class SparkTarget:
     conf: Mapping[str, str] = field(default_factory=dict)
     executors: int = 0  # 0: as many as Spark's settings say
     ca_secret: str = ""
+    user_secret: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
@@ -59,6 +60,7 @@ def run(
         settings=settings,
         conf=place.settings,
         ca_secret=place.ca_secret,
+        user_secret=place.user_secret,
     ) as spark:
         inputs: Inputs
         tell(f"asking {history or endpoint} what there is")

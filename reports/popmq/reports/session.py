@@ -47,10 +47,12 @@ def spark_session(
     settings: Mapping[str, str] | None = None,
     conf: Mapping[str, str] | None = None,
     ca_secret: str = "",
+    user_secret: str = "",
 ) -> Iterator[Any]:
     """Ends with the block. `settings` go before ours, what spark-submit was told before these, and
-    `conf` before all; so does `master`, which is `local[2]` when nobody names one. `ca_secret` is
-    for executors in pods: the Secret whose `ca.crt` they trust proxies by."""
+    `conf` before all; so does `master`, which is `local[2]` when nobody names one. For executors in
+    pods: they trust proxies by `ca.crt` of the Secret `ca_secret`, and sign calls as the user of
+    which the Secret `user_secret` has `access_key` and `secret`."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -69,7 +71,7 @@ def spark_session(
     with tempfile.TemporaryDirectory(prefix="popmq-report-") as folder:
         chosen = {**_SETTINGS, **(settings or {})}
         if master.startswith(KUBERNETES):
-            chosen |= executor_settings(given, Path(folder), ca_secret)
+            chosen |= executor_settings(given, Path(folder), ca_secret, user_secret)
         elif master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.appName(name)

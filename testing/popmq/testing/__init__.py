@@ -21,13 +21,15 @@ def broker(
     data: str | Path | None = None,
     freeze: bool = False,
     settings: Mapping[str, object] | None = None,
+    users: bool = False,
 ) -> RunningBroker:
     """A whole popmq in this process, on a free port, whose time the test moves.
 
     `with broker() as b:` starts and ends it.  `data` is a directory for its files; without one
     they are in memory.  With `freeze` time stands still but for `b.advance`.  `settings` are
-    those of docs/operating.md, such as {"group.max_attempts": 3}.
+    those of docs/reference/settings.md, such as {"group.max_attempts": 3}.  With `users` callers
+    must sign: `b.access_key` and `b.secret` are those of a Super user.
     """
     from popmq.testing.running_broker import RunningBroker
 
-    return RunningBroker(data=data, freeze=freeze, settings=settings)
+    return RunningBroker(data=data, freeze=freeze, settings=settings, users=users)

@@ -16,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from popmq.cli.message_ids import MessageIds
 from popmq.common.errors import ConfigError
 from popmq.common.quantities import DAY_MS, parse_duration_ms
+from popmq.common.signing import Signer
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 
@@ -139,17 +140,17 @@ class BrokerCalls:
         return [_received(message, topic, group) for message in messages]
 
     def ack(self, *received: Received) -> None:
-        for one in received:
-            system = api.SystemProperties(message_id=one.message_id, receipt_handle=one.handle)
+        for item in received:
+            system = api.SystemProperties(message_id=item.message_id, receipt_handle=item.handle)
             message = api.Message(system_properties=system)
-            self._client().ack(one.group, one.topic, [message])
+            self._client().ack(item.group, item.topic, [message])
 
     def _client(self) -> "Client":
         with self._opening:
             if self._opened is None:
                 from popmq.cli.client import Client  # 80 ms, of a test that calls nothing itself
 
-                self._opened = Client(self._address())
+                self._opened = Client(self._address(), signer=self._signer())
             return self._opened
 
     def _hang_up(self) -> None:
@@ -161,23 +162,27 @@ class BrokerCalls:
     def _address(self) -> str:
         raise NotImplementedError
 
+    def _signer(self) -> Signer:
+        """The user that makes these calls; none, unless a subclass has one."""
+        return Signer()
+
 
 def milliseconds(duration: Duration) -> int:
     """ValueError for what is no duration, is negative, or is longer than a century."""
     if isinstance(duration, timedelta):
-        found = duration // timedelta(milliseconds=1)
+        found_duration = duration // timedelta(milliseconds=1)
     elif isinstance(duration, str):
         try:
-            found = _parsed(duration)
+            found_duration = _parsed(duration)
         except ConfigError as error:
             raise ValueError(str(error)) from None
     else:
         raise ValueError(f"{duration!r} is not a duration: write '90s', '3d' or a timedelta")
-    if found < 0:
+    if found_duration < 0:
         raise ValueError(f"{duration!r} is negative: time does not go back")
-    if found > MAX_DURATION_DAYS * DAY_MS:
+    if found_duration > MAX_DURATION_DAYS * DAY_MS:
         raise ValueError(f"{duration!r} is over the limit of {MAX_DURATION_DAYS}d")
-    return found
+    return found_duration
 
 
 def _parsed(text: str) -> int:

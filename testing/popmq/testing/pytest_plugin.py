@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "popmq(data=..., freeze=..., settings=...): options for popmq_broker"
+        "markers", "popmq(data=..., freeze=..., settings=..., users=...): options for popmq_broker"
     )
 
 

@@ -7,13 +7,17 @@ and where the files are, come from here.
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from popmq.broker.node.broker_process import BrokerProcess
 from popmq.cli.roles.one_process import UP_DEFAULTS, OneProcess
 from popmq.common.settings.settings import Settings, load_settings
+from popmq.common.signing import Signer
 from popmq.common.step_loop import FlusherThread
+from popmq.proxy.auth.first_admin import make_admin_file, read_admin_file
+from popmq.proxy.auth.sealing import make_key_file
 from popmq.testing.broker_calls import BrokerCalls, Duration, milliseconds
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.clock import ClientClock, SkippingClock
@@ -48,12 +52,15 @@ class RunningBroker(BrokerCalls):
         data: str | Path | None = None,
         freeze: bool = False,
         settings: Mapping[str, object] | None = None,
+        users: bool = False,
     ) -> None:
         super().__init__()
         folder = None if data is None else str(data)
-        wanted = {**(settings or {}), **({"broker.data": folder} if folder else {})}
+        requested = {**(settings or {}), **({"broker.data": folder} if folder else {})}
         # The environment belongs to the machine, not to the test.
-        self._settings = load_settings(None, {}, wanted, defaults=DEFAULTS).settings
+        self._settings = load_settings(None, {}, requested, defaults=DEFAULTS).settings
+        self._users = users
+        self._user_files: TemporaryDirectory[str] | None = None
         self._disk = None if folder else LyingDisk()
         self._clock = SkippingClock(frozen=freeze)
         self._patience = ClientClock(self._clock)
@@ -62,12 +69,15 @@ class RunningBroker(BrokerCalls):
 
     def __enter__(self) -> Self:
         assert self._loop is None, "this broker runs already"
+        if self._users:
+            self._keep_user_files()
         self._loop = LoopThread("popmq-broker")
         try:
             self._call(self._start(), START_S)
         except BaseException:
             self._loop.stop()
             self._loop = None
+            self._drop_user_files()
             raise
         return self
 
@@ -85,6 +95,7 @@ class RunningBroker(BrokerCalls):
         finally:
             self._loop.stop()
             self._loop = self._one = None
+            self._drop_user_files()
 
     @property
     def endpoint(self) -> str:
@@ -94,6 +105,15 @@ class RunningBroker(BrokerCalls):
     @property
     def settings(self) -> Settings:
         return self._settings
+
+    @property
+    def access_key(self) -> str:
+        """Of the Super user; empty without `users`."""
+        return self._signer().access_key
+
+    @property
+    def secret(self) -> str:
+        return self._signer().secret
 
     def now_ms(self) -> int:
         """The broker's wall clock, in milliseconds since 1970."""
@@ -132,26 +152,26 @@ class RunningBroker(BrokerCalls):
             waits=self._patience,
             make_flusher=LoopFlusher if in_memory else FlusherThread,
         )
-        one = OneProcess(self._settings, broker, proxy_clock=self._patience)
-        await one.start()
-        self._one = one
+        process = OneProcess(self._settings, broker, proxy_clock=self._patience)
+        await process.start()
+        self._one = process
 
     async def _stop(self) -> None:
-        one, self._one = self._running(), None
-        await one.stop()
+        process, self._one = self._running(), None
+        await process.stop()
 
     async def _crash(self) -> None:
-        one, self._one = self._running(), None
-        await one.kill()
+        process, self._one = self._running(), None
+        await process.kill()
         if self._disk is not None:
             self._disk.restore_power()
 
-    async def _advance(self, one: OneProcess, ms: int) -> None:
+    async def _advance(self, process: OneProcess, ms: int) -> None:
         self._clock.advance(ms)
-        await one.broker.settle()
+        await process.broker.settle()
         # Last: who waits gets what became due before being told that the wait is over.
         self._patience.advance(ms)
-        await one.broker.settle()
+        await process.broker.settle()
 
     # -- inside
 
@@ -174,3 +194,23 @@ class RunningBroker(BrokerCalls):
 
     def _address(self) -> str:
         return self.endpoint
+
+    def _signer(self) -> Signer:
+        path = self._settings.auth.admin_file
+        return Signer(*read_admin_file(path)) if path else Signer()
+
+    def _keep_user_files(self) -> None:
+        """Of the first user and its sealing key; not in memory, since a proxy reads files."""
+        self._user_files = TemporaryDirectory(prefix="popmq-users-")
+        key_file, admin_file = (
+            f"{self._user_files.name}/{name}" for name in ("auth.key", "admin.json")
+        )
+        make_key_file(key_file)
+        make_admin_file(admin_file)
+        auth = replace(self._settings.auth, key_file=key_file, admin_file=admin_file)
+        self._settings = replace(self._settings, auth=auth)
+
+    def _drop_user_files(self) -> None:
+        if self._user_files is not None:
+            self._user_files.cleanup()
+            self._user_files = None

@@ -80,9 +80,9 @@ def _submit(thread: str, *, fails_in_work: bool) -> None:
 
 def _objects(kind: type[T]) -> list[T]:
     gc.unfreeze()  # a role freezes what its start made
-    found = [one for one in gc.get_objects() if type(one) is kind]
-    assert found, f"there is no {kind.__name__}"
-    return found
+    objects = [item for item in gc.get_objects() if type(item) is kind]
+    assert objects, f"there is no {kind.__name__}"
+    return objects
 
 
 class _PlantingPolicy(asyncio.DefaultEventLoopPolicy):

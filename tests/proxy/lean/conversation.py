@@ -45,9 +45,9 @@ class Input:
         return self._data[self._at - 1] if self._at <= len(self._data) else 0
 
     def take(self, size: int) -> bytes:
-        found = self._data[self._at : self._at + size]
+        result = self._data[self._at : self._at + size]
         self._at += size
-        return found
+        return result
 
 
 class Conversation:

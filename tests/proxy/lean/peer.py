@@ -1,8 +1,9 @@
 """The other end of a lean connection, in bytes: what a client sends, and what it got."""
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hpack import Decoder, Encoder
 
@@ -12,6 +13,8 @@ from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.frames import Frame
+from popmq.proxy.transport.lean.inbox import SharedInflow
+from popmq.proxy.transport.lean.messages import InflationTurns
 
 Headers = list[tuple[str, str]]
 END = frames.END_STREAM
@@ -65,24 +68,32 @@ class Answer:
 
     @property
     def messages(self) -> list[bytes]:
-        found, at = [], 0
+        data, at = [], 0
         while at < len(self.data):
             size = int.from_bytes(self.data[at + 1 : at + 5], "big")
-            found.append(self.data[at + 5 : at + 5 + size])
+            data.append(self.data[at + 5 : at + 5 + size])
             at += 5 + size
-        return found
+        return data
 
 
 class Peer:
     """A client that speaks in frames to a `LeanConnection` with a few methods."""
 
     def __init__(
-        self, *, greet: bool = True, settings: dict[int, int] | None = None, **limits: int
+        self,
+        *,
+        greet: bool = True,
+        settings: dict[int, int] | None = None,
+        beside: "Peer | None" = None,
+        peer: str = "10.0.0.9:999",
+        **limits: Any,
     ):
+        """`beside` is another client of the same server."""
         self.now_ms = 1_000
         self.held = Held()
         self.talks: list[Talk] = []
-        self.counters = LeanCounters()
+        self.counters: LeanCounters = beside.counters if beside else LeanCounters()
+        self.turns: list[Callable[[], None]] = beside.turns if beside else []
         self.limits = replace(LeanSettings(), **limits)
         methods = [
             Method("/s/echo", MethodType.UNARY, start=echo),
@@ -90,14 +101,17 @@ class Peer:
             Method("/s/flow", MethodType.SERVER_STREAM, start=self.held.start),
             Method("/s/talk", MethodType.BIDI_STREAM, open=self._talk),
         ]
+        turns = InflationTurns(self.turns.append)
+        self.shared: SharedInflow = beside.shared if beside else SharedInflow(self.limits, turns)
         self.wakes = 0
         self.core = LeanConnection(
-            {one.path: one for one in methods},
+            {method.path: method for method in methods},
             self.limits,
             self.counters,
             lambda: self.now_ms,
             self._woken,
-            "10.0.0.9:999",
+            self.shared,
+            peer,
             max_age_ms=self.limits.max_age_ms,
         )
         self.encoder = Encoder()
@@ -119,7 +133,16 @@ class Peer:
 
     def send(self, *parts: bytes) -> None:
         self.core.receive(b"".join(parts), self.now_ms)
+        while self.turns:
+            self.turn()
         self.read()
+
+    def turn(self) -> None:
+        """One turn of the loop, for what waits for it."""
+        waiting = self.turns[:]
+        self.turns.clear()
+        for callback in waiting:
+            callback()
 
     def block(self, path: str = "/s/echo", extra: Iterable[tuple[str, str]] = ()) -> bytes:
         return self.encoder.encode([*request_headers(path), *extra])

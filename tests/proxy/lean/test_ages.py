@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from proxy.lean.peer import Held, Peer, echo
 
 from popmq.common.settings.lean_settings import LeanSettings
@@ -135,6 +136,7 @@ async def until(met: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.more
 async def test_a_real_client_loses_no_call_while_its_connections_come_and_go() -> None:
     """Calls all the time over connections that live for a moment; a long poll survives one."""
 

@@ -50,12 +50,12 @@ async def both(make: Callable[[], list[Method]]) -> AsyncIterator[list[int]]:
         GrpcioTransport(make(), LOCAL, 0),
         LeanTransport(make(), LOCAL, 0),
     ]
-    ports = [await one.start() for one in transports]
+    ports = [await item.start() for item in transports]
     try:
         yield ports
     finally:
-        for one in transports:
-            await one.stop(0)
+        for transport in transports:
+            await transport.stop(0)
 
 
 # -- the proxy's own handlers
@@ -91,14 +91,14 @@ def valid_requests(chance: random.Random) -> Iterator[tuple[str, bytes]]:
 def requests(seed: int) -> list[tuple[str, bytes, bool]]:
     """(method, bytes, whether the client names itself): valid, empty, damaged and random ones."""
     chance = random.Random(seed)
-    found = list(valid_requests(chance))
-    for name, data in list(found):
+    results = list(valid_requests(chance))
+    for name, data in list(results):
         damaged = bytearray(data or b"\0")
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randint(0, 7)
-        found += [(name, bytes(damaged)), (name, data[: chance.randint(0, len(data))])]
+        results += [(name, bytes(damaged)), (name, data[: chance.randint(0, len(data))])]
     for name in (*REQUESTS, "Unheard", "PullMessage"):
-        found += [(name, b""), (name, chance.randbytes(chance.randint(1, 60)))]
-    return [(name, data, chance.random() < 0.9) for name, data in found]
+        results += [(name, b""), (name, chance.randbytes(chance.randint(1, 60)))]
+    return [(name, data, chance.random() < 0.9) for name, data in results]
 
 
 async def answer(client: Any, name: str, data: bytes, named: bool) -> tuple[Any, ...]:
@@ -110,7 +110,7 @@ async def answer(client: Any, name: str, data: bytes, named: bool) -> tuple[Any,
     got = []
     try:
         if name in ("ReceiveMessage", "PullMessage"):
-            got = [one async for one in call]
+            got = [item async for item in call]
         else:
             got = [await call]
     except grpc.aio.AioRpcError as error:
@@ -127,14 +127,14 @@ async def test_the_proxy_answers_alike_on_both(seed: int, make_bench: Any) -> No
         clients = [grpc.aio.insecure_channel(f"{LOCAL}:{port}") for port in ports]
         seen = set()
         for name, data, named in requests(seed):
-            grpcio, lean = [await answer(one, name, data, named) for one in clients]
+            grpcio, lean = [await answer(item, name, data, named) for item in clients]
             # The route names the port that the transport took.
             if name not in ("QueryRoute", "QueryAssignment"):
                 assert lean == grpcio, f"{name} {data.hex()}"
             assert lean[:2] == grpcio[:2], f"{name} {data.hex()}"
             seen.add(lean[0])
-        for one in clients:
-            await one.close()
+        for client in clients:
+            await client.close()
         assert {grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED} <= seen
 
 
@@ -191,13 +191,13 @@ async def test_a_handler_sees_the_same_headers_on_both() -> None:
     )
 
     async with both(Recorder().methods) as ports:
-        told = []
+        reporteds = []
         for port in ports:
             async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
                 ask: Any = client.unary_unary("/s/tell")
-                told.append(await ask(b"data", metadata=metadata, timeout=9))
-        assert told[0] == told[1]
-        assert b"client-id" in told[0]
+                reporteds.append(await ask(b"data", metadata=metadata, timeout=9))
+        assert reporteds[0] == reporteds[1]
+        assert b"client-id" in reporteds[0]
 
 
 @pytest.mark.parametrize("path", ["/s/fail", "/s/fail_stream"])
@@ -212,7 +212,7 @@ async def test_an_end_with_an_error_looks_the_same_from_both(path: str) -> None:
                         call = ask(f"{status:d} {detail}".encode())
                         got, end = [], None
                         try:
-                            got = [one async for one in call]
+                            got = [item async for item in call]
                         except grpc.aio.AioRpcError as error:
                             end = error.details()
                         ends.append((await call.code(), end, len(got)))
@@ -260,7 +260,7 @@ ALIKE = {
     "compressed and cut off": ("/s/tell", b"\1" + struct.pack(">I", 20) + CUT, "gzip"),
     "messages of a stream": ("/s/talk", prefixed(b"a") + prefixed(b"b"), ""),
 }
-# docs/concepts/transport.md, "What grpcio does otherwise": grpcio's status, and ours.
+# docs/reference/grpc-answers.md, "Differences from grpcio": grpcio's status, and ours.
 OTHERWISE = {
     "two messages": ("/s/tell", prefixed(b"x") * 2, "", "0", "12"),
     "unknown encoding": ("/s/tell", prefixed(b"x"), "br", "13", "12"),

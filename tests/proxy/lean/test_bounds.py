@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 import pytest
-from proxy.lean.peer import END, WHOLE, Peer, zipped
+from proxy.lean.peer import END, WHOLE, Peer, prefixed, zipped
 
 from popmq.proxy.transport.lean import frames
-from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TokenBucket
+from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS
 from popmq.proxy.transport.lean.frames import ErrorCode
 from popmq.proxy.transport.lean.headers import MAX_HEADER_FRAMES
+from popmq.proxy.transport.lean.messages import TURN_BYTES
+from popmq.proxy.transport.token_bucket import TokenBucket
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM
 
@@ -179,10 +180,8 @@ def test_a_compressed_bomb_is_refused() -> None:
     assert dict(peer.counters.cut_off) == {"message_bytes": 1}
 
 
-@pytest.mark.parametrize("setting", ["max_incoming_bytes", "max_incoming_total_bytes"])
-def test_messages_that_are_never_completed_are_bounded_together(setting: str) -> None:
-    limits: dict[str, Any] = {setting: 1 << 16, "max_streams": 100}
-    peer = Peer(**limits)
+def test_messages_that_are_never_completed_are_bounded_together() -> None:
+    peer = Peer(max_incoming_bytes=1 << 16, max_streams=100)
     part = b"\0\0\0\x80\0" + b"x" * 10_000
     statuses = []
     for _ in range(20):
@@ -194,6 +193,137 @@ def test_messages_that_are_never_completed_are_bounded_together(setting: str) ->
     assert peer.counters.incoming_bytes <= 1 << 16
     assert peer.counters.cut_off["incoming_bytes"] == 14
     peer.core.lost()
+    assert peer.counters.incoming_bytes == 0
+
+
+def held_call(peer: Peer, content: bytes, path: str = "/s/echo") -> int:
+    """A call with some content, and without an end."""
+    stream = peer.open(path, [("grpc-encoding", "gzip")])
+    for at in range(0, len(content), 16_384):
+        peer.send(frames.frame(frames.DATA, 0, stream, content[at : at + 16_384]))
+    return stream
+
+
+def test_a_request_whose_call_does_not_end_counts_decompressed() -> None:
+    peer = Peer(max_incoming_bytes=8 << 20, max_incoming_total_bytes=1 << 30)
+    bomb = zipped(b"\0" * (3 << 20))
+    assert len(bomb) < 4_000
+    streams = [held_call(peer, bomb) for _ in range(10)]
+    statuses = [
+        peer.answers[stream].status if stream in peer.answers else None for stream in streams
+    ]
+    assert statuses == [None, None, *["8"] * 8]
+    assert 6 << 20 <= peer.counters.incoming_bytes <= 8 << 20
+    assert "lean.max_incoming_bytes" in peer.answers[streams[-1]].headers[-1]["grpc-message"]
+    for stream in streams[:2]:
+        peer.send(frames.frame(frames.DATA, END, stream))
+    assert peer.counters.incoming_bytes == 0
+
+
+def test_a_plain_request_whose_call_does_not_end_counts_too() -> None:
+    peer = Peer(max_incoming_bytes=1 << 16)
+    streams = [held_call(peer, prefixed(b"x" * 10_000)) for _ in range(20)]
+    refused = [stream for stream in streams if stream in peer.answers]
+    assert len(refused) == 14
+    assert peer.counters.incoming_bytes == 60_000
+    peer.send(frames.frame(frames.DATA, END, streams[0]))
+    assert peer.answers[streams[0]].messages == [b"x" * 10_000]
+    assert peer.counters.incoming_bytes == 50_000
+
+
+def test_a_compressed_message_is_inflated_by_a_mebibyte_in_a_turn() -> None:
+    peer = Peer()
+    bombs = [Peer(beside=peer) for _ in range(4)]
+    message = b"\0" * (10 << 20)
+    streams = [bomb.open("/s/held", [("grpc-encoding", "gzip")]) for bomb in bombs]
+    for item, stream in zip(bombs, streams, strict=True):
+        item.core.receive(frames.frame(frames.DATA, END, stream, zipped(message)), item.now_ms)
+    turns, most = 0, 0
+    while peer.turns:
+        before = peer.counters.incoming_bytes
+        peer.turn()
+        most = max(most, peer.counters.incoming_bytes - before)
+        turns += 1
+    assert most <= TURN_BYTES
+    assert turns >= 4 * len(message) // TURN_BYTES
+    assert peer.counters.incoming_bytes == 0
+    assert all(len(bomb.held.calls) == 1 for bomb in bombs)
+
+
+def test_messages_of_a_stream_that_wait_for_a_turn_keep_their_order() -> None:
+    peer = Peer()
+    stream = peer.open("/s/talk", [("grpc-encoding", "gzip")])
+    bodies = [bytes([number]) * (700 << 10) for number in range(5)]
+    content = b"".join(map(zipped, bodies))
+    for at in range(0, len(content), 999):
+        part = content[at : at + 999]
+        last = at + 999 >= len(content)
+        peer.core.receive(frames.frame(frames.DATA, END * last, stream, part), 0)
+    peer.send()
+    assert peer.talks[0].heard == bodies
+    assert peer.counters.incoming_bytes == 0
+
+
+def test_a_call_that_is_reset_while_it_waits_for_its_turn_is_forgotten() -> None:
+    peer = Peer()
+    stream = peer.open("/s/held", [("grpc-encoding", "gzip")])
+    bomb = zipped(b"\0" * (5 << 20))
+    peer.core.receive(frames.frame(frames.DATA, END, stream, bomb), peer.now_ms)
+    assert peer.counters.incoming_bytes >= TURN_BYTES
+    peer.send(frames.reset(stream, ErrorCode.CANCEL))
+    assert peer.counters.incoming_bytes == 0
+    assert peer.held.calls == []
+
+
+def test_at_three_quarters_of_the_servers_bound_the_largest_connection_is_refused() -> None:
+    total = 1 << 20
+    small = Peer(max_incoming_total_bytes=total)
+    part = b"\0\0\x40\0\0" + b"x" * 10_000
+    waiting = small.open("/s/echo")
+    small.send(frames.frame(frames.DATA, 0, waiting, part))
+    large = [Peer(beside=small, max_incoming_total_bytes=total) for _ in range(4)]
+    for _ in range(100):
+        for item in large:
+            stream = item.open("/s/echo")
+            item.send(frames.frame(frames.DATA, 0, stream, part))
+            assert small.counters.incoming_bytes <= 3 << 18
+    assert small.counters.cut_off["incoming_bytes"] > 100
+    assert waiting not in small.answers
+    refused = [
+        answer for entry in large for answer in entry.answers.values() if answer.status == "8"
+    ]
+    assert "lean.max_incoming_total_bytes" in refused[0].headers[-1]["grpc-message"]
+    small.send(frames.frame(frames.DATA, END, waiting, b"x" * ((4 << 20) - 10_000)))
+
+
+def test_many_small_connections_of_an_address_are_refused_before_the_largest_of_another() -> None:
+    total = 1 << 20
+    other = Peer(peer="10.0.0.1:5", max_incoming_total_bytes=total)
+    waiting = other.open("/s/echo")
+    other.send(frames.frame(frames.DATA, 0, waiting, b"\0\0\1\0\0" + b"x" * 12_000))
+    for _ in range(200):
+        peer = Peer(beside=other, peer="10.0.0.2:6", max_incoming_total_bytes=total)
+        stream = peer.open("/s/echo")
+        peer.send(frames.frame(frames.DATA, 0, stream, b"\0\0\1\0\0" + b"x" * 10_000))
+    assert other.counters.cut_off["incoming_bytes"] > 50
+    assert waiting not in other.answers
+
+
+@pytest.mark.parametrize("extra", [[], [("grpc-timeout", "99999999S")]])
+def test_a_request_that_does_not_end_within_its_time_is_refused(
+    extra: list[tuple[str, str]],
+) -> None:
+    peer = Peer()
+    stream, talk = peer.open("/s/held", extra), peer.open("/s/talk", extra)
+    begun = peer.now_ms
+    peer.send(frames.frame(frames.DATA, 0, stream, b"\0\0\1\0\0" + b"x" * 6_395))
+    peer.core.tick(begun + 30_100)
+    assert stream not in peer.answers
+    peer.core.tick(begun + 30_101)
+    peer.read()
+    assert peer.answers[stream].status == "4"
+    assert dict(peer.counters.cut_off) == {"slow_request": 1}
+    assert talk in peer.core.streams
     assert peer.counters.incoming_bytes == 0
 
 

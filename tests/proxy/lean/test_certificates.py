@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import ProxySettings
@@ -24,7 +26,7 @@ def test_our_own_certificate_is_made_once_and_for_the_owner_only(tmp_path: Path)
     folder = tmp_path / "data" / "tls"
     certificate, key = self_signed.kept_in(folder, ["mq.example", "10.0.0.7"], NOW)
     before = Path(certificate).read_bytes(), Path(key).read_bytes()
-    later = NOW + datetime.timedelta(days=3_600)
+    later = NOW + datetime.timedelta(days=330)
     assert self_signed.kept_in(folder, ["mq.example"], later) == (certificate, key)
     assert (Path(certificate).read_bytes(), Path(key).read_bytes()) == before
     assert stat.S_IMODE(os.stat(key).st_mode) == 0o600
@@ -50,6 +52,16 @@ def test_it_is_made_anew_when_it_is_no_good_any_more(
     self_signed.kept_in(tmp_path, hosts, NOW + datetime.timedelta(days=days))
     assert Path(certificate).read_bytes() != before
     Certificates.of_files(certificate, key)
+
+
+def test_the_key_beside_the_certificate_can_sign_no_other(tmp_path: Path) -> None:
+    certificate, _ = self_signed.kept_in(tmp_path, [], NOW)
+    made = x509.load_pem_x509_certificate(Path(certificate).read_bytes())
+    constraints = made.extensions.get_extension_for_class(x509.BasicConstraints).value
+    usage = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert not constraints.ca
+    assert list(usage) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert made.not_valid_after_utc - NOW <= datetime.timedelta(days=366)
 
 
 def refusal(certificate: Path, key: Path) -> str:
@@ -105,9 +117,9 @@ def test_settings_that_contradict_each_other_are_refused(
 
 
 def test_without_files_a_certificate_is_made_when_the_first_client_asks(tmp_path: Path) -> None:
-    made = self_signed.certificates_of(ProxySettings(transport="lean"), None)
-    assert made is not None
-    session = tls.TlsSession(made.context())
+    certificate = self_signed.certificates_of(ProxySettings(transport="lean"), None)
+    assert certificate is not None
+    session = tls.TlsSession(certificate.context())
     assert not session.established
     assert self_signed.certificates_of(ProxySettings(tls="off"), tmp_path) is None
     assert list(tmp_path.iterdir()) == []

@@ -3,8 +3,9 @@
 import pytest
 from proxy.lean.peer import END, WHOLE, Peer, prefixed, request_headers, zipped
 
-from popmq.proxy.transport.interface import GrpcStatus
+from popmq.proxy.transport.interface import UNREAD_MS, GrpcStatus
 from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.connection import REMEMBERED_STREAMS
 from popmq.proxy.transport.lean.frames import PREFACE, ErrorCode
 
 
@@ -63,7 +64,7 @@ def test_calls_of_one_read_are_answered_in_one_write() -> None:
         parts.append(frames.frame(frames.DATA, END, stream, prefixed(b"x")))
     peer.core.receive(b"".join(parts), 0)
     assert peer.wakes == wakes + 1
-    assert len([one for one in peer.read() if one[0] == frames.DATA]) == 50
+    assert len([entry for entry in peer.read() if entry[0] == frames.DATA]) == 50
 
 
 def test_an_answer_may_come_later_and_in_another_order() -> None:
@@ -72,7 +73,7 @@ def test_an_answer_may_come_later_and_in_another_order() -> None:
     for call in reversed(peer.held.calls):
         call.send(b"answer")
         call.finish()
-    ended = [one[2] for one in peer.read() if one[1] & END and one[0] == frames.HEADERS]
+    ended = [entry[2] for entry in peer.read() if entry[1] & END and entry[0] == frames.HEADERS]
     assert ended == [second, first]
 
 
@@ -407,3 +408,48 @@ def test_the_table_of_headers_is_kept_up_by_requests_that_are_refused() -> None:
     stream = peer.call("/s/held", b"", extra=[("x-new", "one")])
     assert peer.held.calls[-1].metadata["x-new"] == "one"
     assert stream in peer.core.streams
+
+
+def answered_call(peer: Peer, unread: list[int]) -> int:
+    """A call that is finished; `unread` gets its stream if the client did not read the answer."""
+    stream = peer.call("/s/flow", b"x")
+    call = peer.held.calls[-1]
+    call.on_unread(lambda: unread.append(stream))
+    call.send(b"answer")
+    call.finish()
+    return stream
+
+
+def test_an_answer_that_its_client_resets_was_not_read() -> None:
+    peer, unread = Peer(), list[int]()
+    first, second = answered_call(peer, unread), answered_call(peer, unread)
+    peer.send(frames.reset(first, ErrorCode.CANCEL), frames.reset(first, ErrorCode.CANCEL))
+    assert unread == [first]
+    assert peer.held.gone == []
+    peer.core.lost()
+    assert unread == [first, second]
+
+
+def test_an_answer_that_still_waits_for_room_when_its_client_resets_it_was_not_read() -> None:
+    peer, unread = Peer(settings={frames.INITIAL_WINDOW_SIZE: 3}), list[int]()
+    stream = answered_call(peer, unread)
+    assert stream in peer.core.streams
+    peer.send(frames.reset(stream, ErrorCode.CANCEL))
+    peer.core.lost()
+    assert unread == [stream]
+
+
+def test_an_answer_that_left_long_before_the_connection_broke_was_read() -> None:
+    peer, unread = Peer(), list[int]()
+    answered_call(peer, unread)
+    peer.now_ms += UNREAD_MS + 1
+    late = answered_call(peer, unread)
+    peer.core.lost()
+    assert unread == [late]
+
+
+def test_only_the_last_answers_are_remembered() -> None:
+    peer, unread = Peer(), list[int]()
+    streams = [answered_call(peer, unread) for _ in range(REMEMBERED_STREAMS + 1)]
+    peer.core.lost()
+    assert unread == streams[1:]

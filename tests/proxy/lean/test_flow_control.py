@@ -59,7 +59,9 @@ def test_small_answers_wait_for_the_window_of_the_connection_too() -> None:
 def test_frames_are_no_longer_than_the_client_takes() -> None:
     peer = Peer(settings={OPEN: 1 << 20, frames.MAX_FRAME_SIZE: 20_000})
     stream = peer.call("/s/echo", b"x" * 50_000)
-    sizes = [len(one[3]) for one in peer.frames if one[0] == frames.DATA and one[2] == stream]
+    sizes = [
+        len(frame[3]) for frame in peer.frames if frame[0] == frames.DATA and frame[2] == stream
+    ]
     assert sizes == [20_000, 20_000, 10_005]
 
 

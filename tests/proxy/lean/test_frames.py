@@ -23,7 +23,7 @@ FRAMES = st.tuples(
 def test_any_split_of_the_stream_gives_the_same_frames(
     wanted: list[frames.Frame], chance: random.Random
 ) -> None:
-    data = b"".join(frames.frame(*one) for one in wanted)
+    data = b"".join(frames.frame(*item) for item in wanted)
     reader, at = Http2FrameReader(300), 0
     got: list[frames.Frame] = []
     while at < len(data):
@@ -119,8 +119,8 @@ def test_what_is_built_is_read_back() -> None:
         frames.goaway(7, 11, "why"),
         frames.window_update(9, 1000),
     ]
-    one, two, three, four, five = Http2FrameReader(100).feed(b"".join(built))
-    assert frames.settings_content(one[1], one[2], one[3]) == [(1, 2), (3, 4)]
+    feed, two, three, four, five = Http2FrameReader(100).feed(b"".join(built))
+    assert frames.settings_content(feed[1], feed[2], feed[3]) == [(1, 2), (3, 4)]
     assert (two[1], frames.ping_content(two[2], two[3])) == (frames.ACK, b"12345678")
     assert frames.reset_content(three[2], three[3]) == 8
     assert frames.goaway_content(four[2], four[3]) == (7, 11)

@@ -1,11 +1,11 @@
 """What coverage-guided fuzzing found, played again; and a long run of it (make test-long)."""
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from proxy.lean.conversation import play
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -40,13 +40,10 @@ def test_a_million_mutated_frames_find_nothing(tmp_path: Path) -> None:
         pytest.skip(f"atheris is missing: {sys.executable} -m pip install -e '.[fuzz]' (Linux)")
     for number, data in enumerate(corpus()):
         (tmp_path / str(number)).write_bytes(data)
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "proxy.lean.fuzz", "--frames", str(FRAMES), str(tmp_path)],
         cwd=TESTS,
-        capture_output=True,
-        text=True,
         timeout=RUN_S,
-        check=False,
     )
     print(done.stderr[-500:])
     assert done.returncode == 0, done.stderr[-5_000:]

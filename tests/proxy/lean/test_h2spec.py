@@ -4,9 +4,6 @@ Every case has to pass; a deviation would be a line in DEVIATIONS with its reaso
 """
 
 import asyncio
-import hashlib
-import os
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Coroutine
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.official_go import ROOT, go_program
 from proxy.lean.peer import echo
 
 from popmq.common.settings.settings import ProxySettings
@@ -23,39 +21,15 @@ from popmq.proxy.transport.lean.server import LeanTransport
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[3]
 MODULE = ROOT / "tools" / "h2spec"
 CASES = 146
 # "section: case" -> why we do otherwise.
 DEVIATIONS: dict[str, str] = {}
-GO_PLACES = ("/usr/local/go/bin", "/usr/lib/go/bin", "/snap/bin")
-
-
-def go() -> str:
-    path = os.pathsep.join((os.environ.get("PATH", ""), *GO_PLACES))
-    found = shutil.which("go", path=path)
-    if found is None:
-        pytest.skip(
-            "h2spec is built with Go, and there is none: sudo apt-get install golang-go, or "
-            "unpack a release of https://go.dev/dl/ into /usr/local"
-        )
-    return found
 
 
 @pytest.fixture(scope="module")
 def h2spec() -> Path:
-    """Built once for what go.sum says; a build that fails is a failure."""
-    compiler = go()
-    version = hashlib.sha256((MODULE / "go.sum").read_bytes()).hexdigest()[:12]
-    binary = ROOT / "build" / f"h2spec-{version}"
-    if not binary.exists():
-        binary.parent.mkdir(exist_ok=True)
-        partial = binary.with_suffix(f".{os.getpid()}")
-        command = [compiler, "build", "-o", str(partial), "github.com/summerwind/h2spec/cmd/h2spec"]
-        done = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr
-        partial.replace(binary)
-    return binary
+    return go_program(MODULE, "github.com/summerwind/h2spec/cmd/h2spec", "h2spec")
 
 
 async def judged(binary: Path, report: Path, *, over_tls: bool) -> tuple[int, set[str]]:
@@ -72,9 +46,9 @@ async def judged(binary: Path, report: Path, *, over_tls: bool) -> tuple[int, se
     await transport.stop(0)
     cases = list(ET.parse(report).getroot().iter("testcase"))
     failed = {
-        f"{one.get('package')}: {one.get('classname')}"
-        for one in cases
-        if any(child.tag in ("failure", "error", "skipped") for child in one)
+        f"{case.get('package')}: {case.get('classname')}"
+        for case in cases
+        if any(child.tag in ("failure", "error", "skipped") for child in case)
     }
     return len(cases), failed
 

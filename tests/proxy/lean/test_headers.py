@@ -231,9 +231,9 @@ def test_trailers_may_hold_no_pseudo_header() -> None:
     ],
 )
 def test_a_deadline_is_read_in_each_unit(text: str, wanted_ms: int | None) -> None:
-    found = {b":method": b"POST", b":scheme": b"http", b":path": b"/"}
+    result = {b":method": b"POST", b":scheme": b"http", b":path": b"/"}
     head = RequestHead(
-        {name.decode(): value for name, value in found.items()} | {"grpc-timeout": text.encode()}
+        {name.decode(): value for name, value in result.items()} | {"grpc-timeout": text.encode()}
     )
     if text == "1892159940S":  # more digits than the protocol has; clients use a larger unit
         with pytest.raises(Malformed):
@@ -244,9 +244,9 @@ def test_a_deadline_is_read_in_each_unit(text: str, wanted_ms: int | None) -> No
 
 @pytest.mark.parametrize("text", ["5", "S", "-5S", "5s", "1.5S", "٣S"])
 def test_what_is_no_deadline_is_malformed(text: str) -> None:
-    found = {":method": b"POST", ":scheme": b"http", ":path": b"/", "grpc-timeout": text.encode()}
+    result = {":method": b"POST", ":scheme": b"http", ":path": b"/", "grpc-timeout": text.encode()}
     with pytest.raises(Malformed):
-        RequestHead(found).timeout_ms()
+        RequestHead(result).timeout_ms()
 
 
 def fill(block: HeaderBlock, part: bytes) -> None:
@@ -269,7 +269,7 @@ def test_what_is_answered_is_decoded_by_the_library() -> None:
     answer = replies.unary_start(7, 3) + b"abc" + replies.unary_end(7)
     answer += replies.trailers(9, GrpcStatus.INTERNAL, detail)
     head, data, trailers, failed = Http2FrameReader(1000).feed(answer)
-    assert [one[:3] for one in (head, data, trailers, failed)] == [
+    assert [head[:3] for head in (head, data, trailers, failed)] == [
         (1, 4, 7),
         (0, 0, 7),
         (1, 5, 7),

@@ -16,6 +16,7 @@ from proxy.lean.peer import END, WHOLE, Held, Talk, echo, prefixed, request_head
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.interface import Call, GrpcStatus, Method, MethodType
 from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.outbox import MAX_TICK_BYTES
 from popmq.proxy.transport.lean.server import WRITE_BUFFER_BYTES, LeanTransport
 
@@ -24,7 +25,7 @@ OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 
 
 @asynccontextmanager
-async def listening(*methods: Method, **limits: int) -> AsyncIterator[tuple[LeanTransport, int]]:
+async def listening(*methods: Method, **limits: Any) -> AsyncIterator[tuple[LeanTransport, int]]:
     transport = LeanTransport(methods, LOCAL, 0, limits=replace(LeanSettings(), **limits))
     port = await transport.start()
     try:
@@ -58,7 +59,7 @@ async def test_forty_messages_of_a_mebibyte_go_through_the_windows_of_a_real_cli
     async with listening(REPEAT) as (transport, port), channel(port) as client:
         body = bytes(range(256)) * 4_096
         call = client.unary_stream("/s/repeat")(body)
-        assert [one == body async for one in call] == [True] * 40
+        assert [item == body async for item in call] == [True] * 40
         assert transport.counters.incoming_bytes == 0
         assert not transport.counters.cut_off
 
@@ -105,8 +106,8 @@ async def test_a_thousand_long_polls_of_one_client_are_freed_when_it_leaves() ->
     async with listening(method) as (transport, port), channel(port) as client:
         calls = [client.unary_unary("/s/held")(b"") for _ in range(1_000)]
         await until(lambda: len(held.calls) == 1_000)
-        for one in calls[:500]:
-            one.cancel()
+        for call in calls[:500]:
+            call.cancel()
         await until(lambda: len(held.gone) == 500)
         await client.close()
         await until(lambda: len(held.gone) == 1_000)
@@ -161,11 +162,42 @@ async def test_a_connection_too_many_is_told_so_and_the_others_live() -> None:
     async with listening(ECHO, max_connections=1) as (transport, port), channel(port) as first:
         assert await first.unary_unary("/s/echo")(b"x") == b"x"
         reader, writer = await asyncio.open_connection(LOCAL, port)
-        said = await reader.read()
-        assert b"lean.max_connections" in said
+        answer = await reader.read()
+        assert b"lean.max_connections" in answer
         writer.close()
         assert dict(transport.counters.cut_off) == {"connections": 1}
         assert await first.unary_unary("/s/echo")(b"x") == b"x"
+
+
+async def test_a_connection_that_has_said_nothing_yields_to_a_new_one() -> None:
+    async with listening(ECHO, max_connections=2) as (transport, port):
+        oldest, held = [await asyncio.open_connection(LOCAL, port) for _ in range(2)]
+        await until(lambda: len(transport.connections) == 2)
+        async with channel(port) as client:
+            assert await client.unary_unary("/s/echo")(b"x") == b"x"
+            assert await oldest[0].read() == b""
+            assert len(transport.connections) == 2
+            assert transport.counters.cut_off["connections"] == 1
+        held[1].close()
+        oldest[1].close()
+
+
+async def test_a_client_among_hundreds_of_connections_of_one_moment_is_heard() -> None:
+    """The loop finds them all at once; the client has spoken before most of them came."""
+    async with listening(ECHO, max_connections=100) as (transport, port):
+        client = socket.create_connection((LOCAL, port))
+        client.sendall(frames.PREFACE + frames.settings({}))
+        idle = [socket.create_connection((LOCAL, port)) for _ in range(300)]
+        await until(lambda: transport.counters.cut_off["connections"] == 201)
+        client.sendall(frames.ping(b"at once?"))
+        client.setblocking(False)
+        read = b""
+        while b"at once?" not in read:
+            part = await asyncio.get_running_loop().sock_recv(client, 4_096)
+            assert part, "the connection was closed"
+            read += part
+        for sock in (client, *idle):
+            sock.close()
 
 
 async def test_a_client_that_reads_nothing_fills_no_memory() -> None:
@@ -181,9 +213,9 @@ async def test_a_client_that_reads_nothing_fills_no_memory() -> None:
         more = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
         await loop.sock_sendall(sock, frames.PREFACE + wide + more)
         await until(lambda: bool(transport.connections))
-        (one,) = transport.connections
-        assert one._transport is not None
-        ours = one._transport.get_extra_info("socket")
+        (connection,) = transport.connections
+        assert connection._transport is not None
+        ours = connection._transport.get_extra_info("socket")
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         block = Encoder().encode([(n, v, True) for n, v in request_headers("/s/repeat")])
         content = prefixed(b"x" * 10_000)
@@ -194,9 +226,12 @@ async def test_a_client_that_reads_nothing_fills_no_memory() -> None:
             asked += frames.frame(frames.DATA, END, stream, content)
             await loop.sock_sendall(sock, asked)
         await until(lambda: transport.counters.cut_off["unsent"] > 10)
-        assert not one.core.outbox.writable
-        assert one.core.outbox.unsent_bytes < 2 << 20
-        assert one._transport.get_write_buffer_size() < WRITE_BUFFER_BYTES + MAX_TICK_BYTES * 2
+        assert isinstance(connection.core, LeanConnection)
+        assert not connection.core.outbox.writable
+        assert connection.core.outbox.unsent_bytes < 2 << 20
+        assert (
+            connection._transport.get_write_buffer_size() < WRITE_BUFFER_BYTES + MAX_TICK_BYTES * 2
+        )
         assert dict(transport.counters.cut_off).keys() == {"unsent"}
         # Once it reads, every call comes to its end.
         cutter = frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES)
@@ -206,7 +241,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory() -> None:
             for kind, flags, stream, _ in cutter.feed(data):
                 if kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & END):
                     ended.add(stream)
-        assert one.core.outbox.unsent_bytes == 0
+        assert connection.core.outbox.unsent_bytes == 0
         sock.close()
 
 
@@ -214,9 +249,9 @@ async def test_the_kernel_gives_a_slow_reader_no_less_time_than_we_do() -> None:
     async with listening(ECHO, stall_ms=70_000) as (transport, port):
         _, writer = await asyncio.open_connection(LOCAL, port)
         await until(lambda: bool(transport.connections))
-        (one,) = transport.connections
-        assert one._transport is not None
-        sock = one._transport.get_extra_info("socket")
+        (connection,) = transport.connections
+        assert connection._transport is not None
+        sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 70_000
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         writer.close()
@@ -247,9 +282,9 @@ async def test_a_browser_gets_an_answer_that_it_can_show() -> None:
     async with listening(ECHO) as (_, port):
         reader, writer = await asyncio.open_connection(LOCAL, port)
         writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
-        said = await reader.read()
-        assert said.startswith(b"HTTP/1.1 505 ")
-        assert said.endswith(b"this port speaks gRPC over HTTP/2\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 505 ")
+        assert answer.endswith(b"this port speaks gRPC over HTTP/2\n")
         writer.close()
 
 

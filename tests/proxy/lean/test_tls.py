@@ -48,7 +48,7 @@ def pair(folder: Path) -> tuple[str, str]:
 
 @asynccontextmanager
 async def listening(
-    certificates: Certificates | None, *, tls_only: bool = False, **limits: int
+    certificates: Certificates | None, *, tls_only: bool = False, **limits: Any
 ) -> AsyncIterator[tuple[LeanTransport, int]]:
     transport = LeanTransport(
         [ECHO, REPEAT],
@@ -98,7 +98,7 @@ async def test_a_real_client_that_checks_the_certificate_sends_much_both_ways(
             body = bytes(range(256)) * 4_096
             assert await client.unary_unary("/s/echo")(body) == body
             call = client.unary_stream("/s/repeat")(body)
-            assert [one == body async for one in call] == [True] * 20
+            assert [item == body async for item in call] == [True] * 20
         assert transport.counters.faults == 0
         assert not transport.counters.tls_refused
 
@@ -184,6 +184,7 @@ async def test_a_record_that_was_changed_on_the_way_ends_its_connection_only(
         assert dict(transport.counters.tls_refused) == {"record": 1}
 
 
+@pytest.mark.more
 async def test_half_a_handshake_is_cut_off_in_time(tmp_path: Path) -> None:
     files = pair(tmp_path)
     async with listening(Certificates.of_files(*files), handshake_ms=10) as (server, port):
@@ -214,9 +215,9 @@ async def test_a_port_with_tls_only_says_so_to_plain_text(tmp_path: Path) -> Non
     async with listening(Certificates.of_files(*files), tls_only=True) as (transport, port):
         reader, writer = await asyncio.open_connection(LOCAL, port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        said = await reader.read()
-        assert said.startswith(b"HTTP/1.1 505")
-        assert b"this port takes TLS only (proxy.tls)" in said
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 505")
+        assert b"this port takes TLS only (proxy.tls)" in answer
         writer.close()
         async with plain(port) as client:
             for path in ("/s/echo", "/s/absent"):
@@ -236,10 +237,10 @@ def shown(port: int, certificate: str) -> Coroutine[Any, Any, bytes]:
         context = trusting(certificate, "h2")
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         _, writer = await asyncio.open_connection(LOCAL, port, ssl=context)
-        found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        result = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
-        assert isinstance(found, bytes)
-        return found
+        assert isinstance(result, bytes)
+        return result
 
     return ask()
 
@@ -301,13 +302,13 @@ class ClientSide:
         return self.take()
 
     def opened(self) -> bytes:
-        found = b""
+        result = b""
         try:
             while part := self.session.read(1 << 16):
-                found += part
+                result += part
         except ssl.SSLWantReadError:
             pass
-        return found
+        return result
 
 
 def shaken(tmp_path: Path, size: int) -> tuple[tls.TlsSession, ClientSide]:
@@ -327,14 +328,14 @@ def shaken(tmp_path: Path, size: int) -> tuple[tls.TlsSession, ClientSide]:
 def test_records_may_come_in_any_pieces(tmp_path: Path, size: int) -> None:
     server, client = shaken(tmp_path, size)
     assert server.protocol == "h2"
-    said = random.Random(1).randbytes(50_000)
-    records = client.sealed(said[:20_000]) + client.sealed(said[20_000:])
-    heard = b"".join(
+    data = random.Random(1).randbytes(50_000)
+    records = client.sealed(data[:20_000]) + client.sealed(data[20_000:])
+    feeds = b"".join(
         server.feed(records[start : start + size]) for start in range(0, len(records), size)
     )
-    assert heard == said
-    client.give(server.seal(said))
-    assert client.opened() == said
+    assert feeds == data
+    client.give(server.seal(data))
+    assert client.opened() == data
 
 
 def test_a_good_bye_ends_a_session_behind_its_last_words(tmp_path: Path) -> None:

@@ -12,21 +12,12 @@ from popmq.broker.core.record_applier import RecordApplier
 from popmq.broker.core.replica_record_writer import ReplicaRecordWriter
 from popmq.broker.core.send_service import SendService
 from popmq.broker.core.slave_lifecycle import SlaveLifecycle
+from popmq.broker.core.user_follows import UserFollows
 from popmq.broker.core.wakeups import Wakeups
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
-from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.client_liveness import ClientLiveness, ClientNames
-from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
-from popmq.broker.diagnostics.audit import Audit
-from popmq.broker.diagnostics.explain import Explainer
-from popmq.broker.diagnostics.fifo_block_reason import FifoBlockReason
-from popmq.broker.diagnostics.head_times import HeadTimes
-from popmq.broker.diagnostics.lag_monitor import LagMonitor
-from popmq.broker.diagnostics.sampler import Sampler
+from popmq.broker.diagnostics.diagnostics import Diagnostics
 from popmq.broker.fifo.fifo_service import FifoService
-from popmq.broker.fifo.parking_service import ParkingService
 from popmq.broker.filter.sql92 import SqlFilters
 from popmq.broker.lite.lite_expiry import LiteExpiry
 from popmq.broker.lite.lite_service import LiteService
@@ -34,18 +25,17 @@ from popmq.broker.meta.metadata_resolver import MetadataResolver
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.meta.topic_expiry import TopicExpiry
-from popmq.broker.operations.offset_reset import OffsetReset
-from popmq.broker.operations.pull_offsets import PullOffsets
-from popmq.broker.operations.pull_reader import PullReader
-from popmq.broker.operations.redrive_service import RedriveService
+from popmq.broker.operations.client_relay import ClientRelay
+from popmq.broker.operations.group_expiry import GroupExpiry
+from popmq.broker.operations.group_members import GroupMembers
+from popmq.broker.operations.operations import Operations
+from popmq.broker.operations.queue_leases import QueueLeases
+from popmq.broker.operations.send_back import SendBack
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.retention import LiveBody
-from popmq.broker.pop.ack_service import AckService
-from popmq.broker.pop.catch_up_throttle import CatchUpThrottle
 from popmq.broker.pop.long_polling import LongPolling
-from popmq.broker.pop.pop_rollback import PopRollback
-from popmq.broker.pop.pop_service import PopService
-from popmq.broker.pop.revive_service import ReviveService
+from popmq.broker.pop.pop_services import PopServices
+from popmq.broker.pop.revive_service import RENEW_LIMIT_MS
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore, ReplicaListener, StoreThreads
 from popmq.broker.timer.timers import Timers
@@ -53,8 +43,12 @@ from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
+from popmq.common.quantities import KIB
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import SubscriptionGroup, TopicConfig
+
+SECRET_BYTES = 32
+KEY_SLACK_MS = 600_000  # an ended transaction is ended again with OK for as long
 
 
 class Broker:
@@ -71,7 +65,7 @@ class Broker:
         node: ReplicaListener | None = None,
     ) -> None:
         self.settings = settings
-        self.rng = rng
+        self.rng = rng  # makes keys and ids
         self.disk = disk
         self.clock = clock
         self.waits = waits or clock  # long polls wait on it: nothing moves it, unlike log time
@@ -79,115 +73,63 @@ class Broker:
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
         )
-        self.registry = Registry(self.store, self)
+        self.registry = Registry(self.store, self, queue_limit=settings.topic.queues_total)
         self.directory = MetadataResolver(self.registry, settings)
         self.receipts = SendDeduplication(settings.dedup)
-        self.table = CheckPointTable(
-            settings.pop.revive_step_ms, lambda *place: self.arrivals.on_unblocked(*place)
-        )
-        self.buffer = CheckPointBuffer(self.store, self.table, settings.pop)
-        self.catch_up = CatchUpThrottle(
-            percent=settings.pop.catch_up_percent,
-            behind_bytes=settings.pop.catch_up_behind_bytes,
-            now_ms=self.waits.boot_ms,
-        )
-        self.redriven = RedrivenDeadLetters()
-        self.pops = PopService(
-            self.store,
-            self.registry,
-            self.table,
-            settings.pop,
-            buffer=self.buffer,
-            catch_up=self.catch_up,
-            broker=settings.broker.name,
-            rng=rng,
-        )
-        self.undo = PopRollback(self.table)
-        self.pulls = PullReader(self.store)
-        self.pull_offsets = PullOffsets(self.store, self.table, self.buffer, self.pops)
-        self.bodies = InFlightBodies(self.store, self.table)
-        self.liveness = ClientLiveness()
-        self.clients = ClientNames()
-        self.revive = ReviveService(
-            self.store, self.registry, self.table, self.buffer, self.bodies, self.liveness
-        )
-        self.acks = AckService(
-            self.store,
-            self.registry,
-            self.table,
-            self.pops,
-            self.buffer,
-            self.revive,
-            broker=settings.broker.name,
-        )
-        self.parking = ParkingService(
-            *(self.store, self.registry, self.table, self.bodies),
-            *(self.pops.metrics, settings.pop),
-        )
-        self.fifo = FifoService(
-            *(self.store, self.registry, self.table, self.bodies),
-            *(self.pops, self.parking, settings.pop),
-        )
+        self.deliveries = Deliveries(self.store, settings.pop, self.on_unblocked)
+        self.table, self.buffer = self.deliveries.table, self.deliveries.buffer
+        shared = (self.store, self.registry, self.deliveries)
+        self.pop = PopServices(*shared, settings, self.waits.boot_ms, _visible_choices(rng))
+        pops = self.pop.service
+        self.fifo = FifoService(*shared, pops, settings.pop)
         self.lookup = Lookup(self.store, self.store.index)
         self.polling = LongPolling(settings.poll.waiters)
-        self.lites = LiteService(
-            *(self.store, self.registry, self.table, self.pops, self.fifo),
-            *(self.lookup, settings.lite, settings.pop, self.polling),
-        )
-        self.redrives = RedriveService(
-            self.store, self.registry, self.redriven, settings.lite.max_topics
-        )
+        self.lites = LiteService(*shared, pops, self.fifo, self.lookup, self.polling, settings)
+        self.operations = Operations(*shared, pops, self.lookup, settings.lite.max_topics)
         self.sql_filters = SqlFilters()
         self.meta_copies = MetaCopies(
-            settings,
-            self.registry,
-            self.directory,
-            self.polling,
-            self.waits.boot_ms,
-            self.buffer.when_confirmed,
+            settings, self.registry, self.directory, self.polling, self.buffer, self.waits.boot_ms
+        )
+        self.user_follows = UserFollows(
+            self.store, self.registry, self.polling, self.buffer, self.waits.boot_ms
         )
         self.timers = Timers(
-            self.store,
-            self.registry,
-            self.lookup,
-            settings.timer,
-            disk=disk,
-            folder=settings.broker.data,
-            clock=clock,
-            flusher=threads.housekeeper,
+            self.store, self.registry, self.lookup, settings, disk, clock, threads.housekeeper
         )
         self.transactions = Transactions(
             self.store, self.registry, settings.transaction, settings.broker.name
         )
         self.sends = SendService(
-            *(self.store, self.receipts, self.timers.admission, self.transactions.halves),
-            *(self.registry.lites, settings.lite.max_topics),
+            self.store,
+            self.registry.lites,
+            self.receipts,
+            self.timers.admission,
+            self.transactions.halves,
+            settings.lite.max_topics,
         )
-        self.head_times = HeadTimes(self.store, self.registry)
-        self.lag_watch = LagMonitor(
-            self.store, self.registry, self.table, self.head_times, clock.boot_ms
+        self.members = GroupMembers()
+        self.relay = ClientRelay()
+        self.leases = QueueLeases()
+        self.send_back = SendBack(
+            self.store,
+            self.registry,
+            self.timers.admission,
+            settings.message.largest_bytes + 4 * KIB,
         )
-        self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
-        self.sampler = Sampler(
-            *(self.store, self.registry, self.table, self.pops, self.timers),
-            *(self.head_times, self.sends.stored_by_topic, settings.reports, clock),
-        )
-        self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
-        self.explainer.holds.append(FifoBlockReason(self.table))
-        self.explainer.filters = self.pops.filters
-        self.explainer.redriven = self.redriven
-        self.offset_reset = OffsetReset(
-            self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
+        self.diagnostics = Diagnostics(
+            *shared,
+            pops,
+            self.lookup,
+            self.timers,
+            self.sends.stored_by_topic,
+            settings.reports,
+            clock,
         )
         self.applier = RecordApplier(
-            self.registry,
-            self.table,
-            self.redriven,
-            self.timers,
-            self.receipts,
-            self.transactions,
+            self.registry, self.deliveries, self.timers, self.receipts, self.transactions
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
+        self.group_expiry = GroupExpiry(self.registry, self.table, self.directory)
         self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, self.lites)
         self.arrivals = Wakeups(self.registry, self.polling, self.applier, self.lites)
         self.replica_records = ReplicaRecordWriter(self.store, self.buffer, self.timers.state)
@@ -224,9 +166,11 @@ class Broker:
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
-        self.catch_up.release_all()
+        self.pop.catch_up.release_all()
         self.polling.answer_all_empty()
         self.transactions.checks.dismiss()
+        self.members.dismiss()
+        self.relay.dismiss()
         self.buffer.write_all()
 
     def close(self) -> None:
@@ -244,19 +188,21 @@ class Broker:
         if not self.serving:
             return self.following.step()
         done = self.timers.step() + self.receipts.step(self.store.log_ms())
-        done += self.catch_up.step() + self.buffer.step() + self.revive.step()
-        done += self.parking.step()
-        self.lag_watch.step()
-        self.audit.step()
-        self.sampler.step()
-        done += self.polling.step(self.waits.boot_ms())
+        done += self.pop.catch_up.step() + self.buffer.step() + self.pop.revive.step()
+        done += self.fifo.parking.step()
+        self.deliveries.described.forget(self.store.log_ms())
+        done += self.diagnostics.step() + self.polling.step(self.waits.boot_ms())
         done += self.transactions.checks.step(
             now_ms=self.waits.boot_ms(), log_ms=self.store.log_ms()
         )
         self.lites.step(self.waits.boot_ms())
+        self.members.step(self.waits.boot_ms())
+        self.relay.step(self.waits.boot_ms())
+        self.leases.step(self.waits.boot_ms())
         done += self.directory.step(self.clock.boot_ms())
         done += self.lite_expiry.step(self.clock.boot_ms(), self.store.log_ms())
         done += self.expiry.step(now_ms=self.clock.boot_ms())
+        done += self.group_expiry.step(now_ms=self.clock.boot_ms())
         return done + self.store.step()
 
     # -- what the store says (StoreListener)
@@ -281,26 +227,29 @@ class Broker:
 
     # -- what the tables say
 
+    def on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
+        self.arrivals.on_unblocked(topic_id, group_id, queue_id)
+
     def on_topic_deleted(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
         self.buffer.forget_deleted()
-        self.catch_up.forget_topic(topic.name)
-        self.redriven.drop_topic(topic.id)
+        self.pop.catch_up.forget_topic(topic.name)
+        self.deliveries.redriven.drop_topic(topic.id)
         self.transactions.table.drop_topic(topic.id)
         self.polling.answer_all_empty(topic_id=topic.id)
         self.lites.remove_subscriber(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
-        self.pops.delivered.drop(topic=topic.name)
-        self.pops.acked.drop(topic=topic.name)
-        self.audit.topic_gone(topic)
+        self.pop.service.delivered.drop(topic=topic.name)
+        self.pop.service.acked.drop(topic=topic.name)
+        self.diagnostics.audit.topic_gone(topic)
 
     def on_group_deleted(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.buffer.forget_deleted()
         self.polling.answer_all_empty(group_id=group.id)
         self.lites.remove_subscriber(group_id=group.id)
-        self.pops.delivered.drop(group=group.name)
-        self.pops.acked.drop(group=group.name)
+        self.pop.service.delivered.drop(group=group.name)
+        self.pop.service.acked.drop(group=group.name)
 
     # -- inside
 
@@ -316,15 +265,16 @@ class Broker:
         )
         self.timers.add_topic()
         self.transactions.add_topics()
-        self.store.retention.live = (self.bodies, self.timers.bodies, self.transactions.bodies)
-        self.store.retention.exact = (self.bodies,)
+        bodies = self.deliveries.bodies
+        self.store.retention.live = (bodies, self.timers.bodies, self.transactions.bodies)
+        self.store.retention.exact = (bodies,)
         self.store.snapshots.tables = (
             self.registry,
             self.registry.lites,
             self.table,
             self.table.parked,
             self.store.dispatch,
-            self.redriven,
+            self.deliveries.redriven,
             *self.timers.tables,
             self.receipts,
             self.transactions.table,
@@ -334,7 +284,7 @@ class Broker:
         """The tables are whole: what a master does beside requests begins."""
         self.lite_expiry.begin()
         self.expiry.run_all()
-        self.liveness.start_grace(self.store.log_ms())
+        self.deliveries.liveness.start_grace(self.store.log_ms())
         if not self.settings.replication.is_single:
             self.replica_records.begin()
 
@@ -347,5 +297,17 @@ class Broker:
     def _name_log(self) -> None:
         if not self.registry.log_id:
             self.registry.set_log_id(self.rng.randbytes(16).hex())
-        if not self.registry.receipt_key:
-            self.registry.set_receipt_key(self.rng.randbytes(32))
+        if not self.registry.signing_keys:
+            self.registry.set_receipt_key(self.rng.randbytes(SECRET_BYTES))
+
+    def rotate_signing_key(self) -> None:
+        """Older keys count as long as a handle or a transaction id of theirs may."""
+        pop, transaction = self.settings.pop, self.settings.transaction
+        life_ms = max(pop.invisible_max_ms, RENEW_LIMIT_MS, transaction.keep_ms)
+        self.registry.rotate_signing_key(self.rng.randbytes(SECRET_BYTES), life_ms + KEY_SLACK_MS)
+
+
+def _visible_choices(rng: random.Random) -> random.Random:
+    """A generator for choices that clients see.  What they learn of it must not lead to the keys
+    that `rng` makes.  A simulator has nothing to hide, and one seed for all."""
+    return random.Random(rng.getrandbits(128)) if isinstance(rng, random.SystemRandom) else rng

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.meta.metadata_resolver import MetadataResolver
 from popmq.broker.meta.registry import Registry, owned_records
 from popmq.broker.pop.long_polling import LongPolling
@@ -53,15 +54,15 @@ class MetaCopies:
         registry: Registry,
         directory: MetadataResolver,
         polling: LongPolling,
+        buffer: CheckPointBuffer,
         waits_ms: Callable[[], int],
-        when_confirmed: Callable[[Callable[[], None]], None],
     ) -> None:
         self._cluster, self._name = settings.cluster.name, settings.broker.name
         self._registry = registry
         self._directory = directory
         self._polling = polling
         self._waits_ms = waits_ms
-        self._when_confirmed = when_confirmed
+        self._when_confirmed = buffer.when_confirmed
         self._followers: dict[str, _Follower] = {}
         self._parked: dict[int, tuple[CopyMetaRequest, Answer]] = {}
         # Replies, each with the newest deletion before it.  A later deletion does not delay them.
@@ -172,7 +173,9 @@ class MetaCopies:
         if now_ms >= deletion.due_ms:
             return True
         asking = {
-            name for name, one in self._followers.items() if now_ms - one.heard_ms < FOLLOWS_MS
+            name
+            for name, follower in self._followers.items()
+            if now_ms - follower.heard_ms < FOLLOWS_MS
         }
         own = self._name
         names = asking.union(self._directory.cluster_groups) - {own}

@@ -1,12 +1,11 @@
-"""RecordApplier: at recovery, and on a slave for good, each record of the log goes to the part that
-it belongs to."""
+"""RecordApplier: at recovery, and on a slave all the time, each record of the log goes to the part
+that it belongs to."""
 
 import logging
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.message_group import message_group
-from popmq.broker.deliveries.pop_check_point import ReviveRecord
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
+from popmq.broker.deliveries.pop_check_point import decode_revive
 from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.log.commit_log import ScannedRecord
 from popmq.broker.log.queue_unit import QueueUnit
@@ -24,6 +23,7 @@ from popmq.common.record.message import (
     HEADER_SIZE,
     BadRecord,
     RecordKind,
+    RedrivenLetter,
     RevivalToken,
     decode_message,
     peek_message,
@@ -49,15 +49,14 @@ class RecordApplier:
     def __init__(
         self,
         registry: Registry,
-        table: CheckPointTable,
-        redriven: RedrivenDeadLetters,
+        deliveries: Deliveries,
         timers: Timers,
         receipts: SendDeduplication,
         transactions: Transactions,
     ) -> None:
         self._registry = registry
-        self._table = table
-        self._redriven = redriven
+        self._table = deliveries.table
+        self._redriven = deliveries.redriven
         self._timers = timers.service
         self._departures = timers.departures
         self._arrivals = timers.arrivals
@@ -108,6 +107,7 @@ class RecordApplier:
 
     def forget_old(self, log_ms: int) -> int:
         """On a slave: some of what only counts for a while; returns how much."""
+        self._table.forget_ended(log_ms)
         return self._receipts.step(log_ms)
 
     def moved(self, body: LiveBody) -> None:
@@ -121,7 +121,7 @@ class RecordApplier:
         """One that nobody can read or believe harms what it speaks of: that is delivered again. It
         stays in the log, where its position tells; all others count."""
         try:
-            revive = ReviveRecord.decode(record.data[HEADER_SIZE:])
+            revive = decode_revive(record.data[HEADER_SIZE:])
             self._table.apply(revive, record.header.log_ms)
         except BadRecord as error:
             self.left_out += 1
@@ -166,10 +166,10 @@ class RecordApplier:
                 self._transactions.table.apply(token, record.header.log_ms)
             case FiringToken() as token:
                 self._timers.apply_ended(token)
-            case RevivalToken() as token if token.parked and not token.dead:
+            case RevivalToken(ends=None) as token:
                 self._apply_parked(record, token)
-            case RevivalToken() as token if token.redriven:
-                self._redriven.apply(token)
+            case RevivalToken(ends=RedrivenLetter() as letter):
+                self._redriven.apply(letter)
             case RevivalToken() as token:
                 self._table.apply_revival(token, record.header.log_ms)
 

@@ -28,7 +28,7 @@ class Wakeups:
             if topic is None or topic_id == seen:
                 continue
             seen = topic_id
-            if not topics.is_group_owned(topic.name):
+            if not topics.is_group_owned(topic.name) or topics.group_of_pull_retry(topic.name):
                 self._polling.wake(topic_id)
                 continue
             place = self._applier.base_of(topic)

@@ -2,13 +2,16 @@
 
 Acks of check points that are records wait as bits, so that those of one check point which come
 in requests of their own are one record.  They are applied when that is appended, not before:
-whatever decides by what is acked asks the buffer for the `table`, which writes them first.
+whatever decides by what is acked asks the buffer for the `table`, which writes them first.  Two
+gates do that for the rest: `RequestRunner` before each handler and each step, and
+`ClientRequests` before a receive in order.
 
 Check points of groups that chose `buffered` wait here before they are records.  A pop of such
 a group writes nothing, so its reply does not wait for the disk.  Its acks do: they leave as one
 commit of the queue's offset for all acks of one group commit, when they are the head of the
-line, else as the check point with its acks.  What met in memory is no record.  A crash brings
-unacked messages back early, and nothing that was acked (docs/concepts/pop.md).
+line, else as the check point with its acks.  What met in memory is no record; the commit names
+it, so that its acks can be repeated.  A crash brings unacked messages back early, and nothing
+that was acked (docs/concepts/pop.md).
 
 The order rule: when a check point becomes a record, those made before it in its queue are
 records already, or over.  A start reads on behind the newest that it finds.
@@ -17,16 +20,26 @@ records already, or over.  A start reads on behind the newest that it finds.
 import heapq
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
-from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
-from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.deliveries.ended_check_points import Key
+from popmq.broker.deliveries.pop_check_point import (
+    CheckPointRecord,
+    EndRecord,
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+)
 from popmq.broker.deliveries.queue_progress import GroupQueue
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.record.message import RecordKind
 from popmq.common.settings.settings import PopSettings
+
+NAMES_PER_RECORD = 1_024
+_start_offset = attrgetter("start_offset")
 
 
 class CheckPointBuffer:
@@ -52,7 +65,6 @@ class CheckPointBuffer:
         self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
         self._unwritten: dict[Key, int] = {}  # acks of check points that are records
         self._replies: list[Callable[[], None]] = []
-        self.ended = EndedCheckPoints()
         self.held = 0
         self.opened = 0
         self.written = 0
@@ -61,7 +73,7 @@ class CheckPointBuffer:
     def accepts(self, invisible_ms: int) -> bool:
         return invisible_ms >= self._min_invisible_ms and self.held < self._size
 
-    def open(self, record: ReviveRecord) -> None:
+    def open(self, record: CheckPointRecord) -> None:
         """Hold the check point in memory."""
         now_ms = self._store.log_ms()
         ck = record.check_point(now_ms)
@@ -82,11 +94,8 @@ class CheckPointBuffer:
             self._unwritten[key] = self._unwritten.get(key, 0) | bits
             self._store.schedule_commit()
             return
-        now_ms = self._store.log_ms()
-        self._table.end(ck, bits & ck.waiting, acked=True, log_ms=now_ms)
+        self._table.end(ck, bits & ck.waiting, acked=True, log_ms=self._store.log_ms())
         self._acked[ck.key] = ck
-        if ck.finished:
-            self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.superseded))
         self._store.schedule_commit()
 
     def unwritten_bits(self, key: Key) -> int:
@@ -104,13 +113,13 @@ class CheckPointBuffer:
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
             for key, bits in unwritten.items():
-                record = ReviveRecord(ReviveKind.ACK, *key, bits)
+                record = EndRecord(ReviveKind.ACK, *key, bits)
                 put_revive(self._store, self._table, record)
 
     def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
-        """Of a delivery that the table does not know."""
-        masks = self.ended.get((epoch, sequence))
-        acked = masks is not None and masks[0] >> member & 1
+        """Of a delivery that the table does not know: its ack may wait for the group commit."""
+        ck = self._acked.get((epoch, sequence))
+        acked = ck is not None and ck.acked >> member & 1
         return DeliveryStatus.ACKED if acked else DeliveryStatus.UNKNOWN
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
@@ -182,7 +191,6 @@ class CheckPointBuffer:
             if ck is not None and ck.buffered:
                 self.write(ck)
                 done += 1
-        self.ended.forget(now_ms)
         return done
 
     def check_invariants(self) -> None:
@@ -208,37 +216,43 @@ class CheckPointBuffer:
             if ck.buffered and ck.acked >> max(0, offset - ck.start_offset):
                 self.write(ck)
         if passes:
-            self._store.put_record(
-                RecordKind.OFFSET,
-                topic_id=topics.OFFSETS_TOPIC_ID,
-                queue_id=0,
-                body=OffsetRecord(*place, offset, OffsetReason.COMMITTED).encode(),
-            )
-            self._table.commit(*place, offset)
+            in_memory = sorted((ck for ck in acked if ck.buffered), key=_start_offset)
+            while len(in_memory) > NAMES_PER_RECORD:
+                some, in_memory = in_memory[:NAMES_PER_RECORD], in_memory[NAMES_PER_RECORD:]
+                self._put_offset(place, in_memory[0].start_offset, some)
+            self._put_offset(place, offset, in_memory)
             self.commits += 1
+
+    def _put_offset(self, place: GroupQueue, offset: int, acked: list[PopCheckPoint]) -> None:
+        names = tuple((*ck.key, ck.acked) for ck in acked)
+        log_ms = self._store.put_record(
+            RecordKind.OFFSET,
+            topic_id=topics.OFFSETS_TOPIC_ID,
+            queue_id=0,
+            body=OffsetRecord(*place, offset, OffsetReason.COMMITTED, names).encode(),
+        )
+        self._table.commit(*place, offset, acked=names, log_ms=log_ms)
 
     def _write_one(self, ck: PopCheckPoint) -> None:
         self.written += 1
         written_ms = ended_ms = append_revive(
             self._store,
-            ReviveRecord(
-                ReviveKind.CHECK_POINT,
-                ck.epoch,
-                ck.sequence,
+            CheckPointRecord(
+                *ck.key,
                 ck.members,
-                start_offset=ck.start_offset,
-                topic_id=ck.topic_id,
-                group_id=ck.group_id,
-                queue_id=ck.queue_id,
-                link=ck.next_offset,
-                revive_at_ms=ck.revive_at_ms,
-                client=ck.client,
-                flags=ck.flags,
+                ck.start_offset,
+                ck.topic_id,
+                ck.group_id,
+                ck.queue_id,
+                ck.attempt_id,
+                ck.next_offset,
+                ck.revive_at_ms,
+                ck.client,
+                ck.flags,
             ),
         )
         if ck.acked:
-            ack = ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked)
-            ended_ms = append_revive(self._store, ack)
+            ended_ms = append_revive(self._store, EndRecord(ReviveKind.ACK, *ck.key, ck.acked))
         self._acked.pop(ck.key, None)
         self._table.mark_logged(ck, written_ms, ended_ms)
 

@@ -1,13 +1,16 @@
 """The check-point table in snapshots: bounded pieces, pre-images, and back.
 
 A check point or a queue's progress that is about to change while a snapshot runs is encoded
-first, as it was; `number` on the object says for which snapshot that was done already.
+first, as it was, and so is one that is about to be removed; `number` on the object says for
+which snapshot that was done already.  An object made after the begin has that number at once.  So
+the lists of objects need not be made at the begin, where they would cost 10 ms at a hundred
+thousand queues and groups; each is made in a step of its own.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 
-from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
+from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key, MemberMasks
 from popmq.broker.deliveries.pop_check_point import FIFO, PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue, QueueProgress
 from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
@@ -17,6 +20,7 @@ from popmq.broker.persistence.retention import LiveBody
 
 _PER_PIECE = 256
 _CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED, _FIFO = b"c", b"p", b"o", b"m", b"f"
+_ACKED_IN_MEMORY = b"a"
 # epoch, root epoch (without a root: the receive's attempt id), flags, topic, group, queue |
 # sequence, root sequence, members, start, next, popped, revive at, client, acked, revived, moved
 _LIVE = struct.Struct(">IIIIIIQQQQQQQQQQQ")
@@ -73,8 +77,8 @@ def encode_fifo_progress(place: GroupQueue, progress: FifoProgress) -> bytes:
         progress.cursor,
         progress.is_logged,
     )
-    ranges = b"".join(_RANGE.pack(*one) for one in progress.finished)
-    return head + ranges + b"".join(_ATTEMPTS.pack(*one) for one in attempts)
+    ranges = b"".join(_RANGE.pack(*offset_range) for offset_range in progress.finished)
+    return head + ranges + b"".join(_ATTEMPTS.pack(*attempt) for attempt in attempts)
 
 
 class TableSnapshot:
@@ -83,17 +87,20 @@ class TableSnapshot:
     def __init__(
         self,
         number: int,
-        check_points: Iterable[PopCheckPoint],
-        progress: Iterable[tuple[GroupQueue, QueueProgress]],
+        check_points: ValuesView[PopCheckPoint],
+        progress: ValuesView[QueueProgress],
         moved: RelocatedBodies,
         outcomes: EndedCheckPoints,
+        acked_in_memory: EndedCheckPoints,
     ) -> None:
         self.number = number
-        self._check_points = list(check_points)
-        self._progress = list(progress)
+        self._check_points = check_points
+        self._progress = progress
         self._moved = moved.items()
-        self._outcomes = outcomes.order()
-        self._outcome = outcomes.get
+        self._ended = [
+            (_OUTCOME, outcomes, outcomes.added),
+            (_ACKED_IN_MEMORY, acked_in_memory, acked_in_memory.added),
+        ]
         self._kept_check_points: list[bytes] = []
         self._kept_progress: list[bytes] = []
         self._kept_fifo: list[bytes] = []
@@ -114,13 +121,15 @@ class TableSnapshot:
                 self._kept_progress.append(encode_progress(place, progress))
 
     def pieces(self) -> Iterator[tuple[bytes, int]]:
-        for at in range(0, len(self._check_points), _PER_PIECE):
-            for ck in self._check_points[at : at + _PER_PIECE]:
+        check_points = list(self._check_points)
+        for at in range(0, len(check_points), _PER_PIECE):
+            for ck in check_points[at : at + _PER_PIECE]:
                 self.keep(ck)
             yield self._live_piece()
-        for at in range(0, len(self._progress), _PER_PIECE):
-            for place, progress in self._progress[at : at + _PER_PIECE]:
-                self.keep_progress(place, progress)
+        all_progress = list(self._progress)
+        for at in range(0, len(all_progress), _PER_PIECE):
+            for progress in all_progress[at : at + _PER_PIECE]:
+                self.keep_progress(progress.place, progress)
             yield self._progress_piece()
             yield from self._fifo_pieces()
         if self._kept_check_points:
@@ -129,12 +138,14 @@ class TableSnapshot:
             yield self._progress_piece()
         yield from self._fifo_pieces()
         for at in range(0, len(self._moved), _PER_PIECE):
-            some = self._moved[at : at + _PER_PIECE]
-            bodies = [_BODY.pack(*identity, *unit) for identity, unit in some]
+            bodies = [
+                _BODY.pack(*identity, *unit) for identity, unit in self._moved[at : at + _PER_PIECE]
+            ]
             yield _MOVED + b"".join(bodies), 0  # forgotten in rounds, so no part of the hash
-        outcomes = iter(self._outcomes)
-        while piece := self._outcome_piece(outcomes):
-            yield piece, 0  # they fade with time, so they are no part of the state hash
+        for kind, ended, end in self._ended:
+            for some in ended.added_until(end, 4 * _PER_PIECE):
+                # They fade with time, so they are no part of the state hash.
+                yield kind + _ended_entries(some, ended.get), 0
 
     def _live_piece(self) -> tuple[bytes, int]:
         entries, self._kept_check_points = self._kept_check_points, []
@@ -150,39 +161,45 @@ class TableSnapshot:
             entry = self._kept_fifo.pop()
             yield _FIFO + entry, _fifo_hash(entry)
 
-    def _outcome_piece(self, outcomes: Iterator[tuple[int, Key]]) -> bytes:
-        entries = []
-        for log_ms, key in outcomes:
-            masks = self._outcome(key)
-            if masks is not None:  # else it was too old meanwhile
-                entries.append(_ENDED.pack(log_ms, *key, *masks))
-            if len(entries) == 4 * _PER_PIECE:
-                break
-        return _OUTCOME + b"".join(entries) if entries else b""
+
+def _ended_entries(
+    some: Iterable[tuple[int, Key, MemberMasks]], masks_of: Callable[[Key], MemberMasks | None]
+) -> bytes:
+    """Without those that became too old meanwhile."""
+    known = ((log_ms, key, masks_of(key)) for log_ms, key, _ in some)
+    return b"".join(
+        _ENDED.pack(log_ms, *key, *masks) for log_ms, key, masks in known if masks is not None
+    )
 
 
 def _progress_hash(entry: bytes) -> int:
     """Where a queue was read up to, without what was only passed over: that is no record.
     Nor is a first look."""
     group_id, topic_id, queue_id, _, _, _, logged = _QUEUE.unpack_from(entry)
-    said = _QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged)
-    return entry_hash(said) if logged else 0
+    header = _QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged)
+    return entry_hash(header) if logged else 0
 
 
 def _fifo_hash(entry: bytes) -> int:
     """As far as records say: not what filters passed over, nor what follows from that."""
     group_id, topic_id, queue_id, ranges, attempts, _, _, logged = _FIFO_QUEUE.unpack_from(entry)
     head = _FIFO_QUEUE.pack(group_id, topic_id, queue_id, 0, attempts, 0, 0, logged)
-    said = head + entry[_FIFO_QUEUE.size + ranges * _RANGE.size :]
-    return entry_hash(said) if logged or attempts else 0
+    reported_head = head + entry[_FIFO_QUEUE.size + ranges * _RANGE.size :]
+    return entry_hash(reported_head) if logged or attempts else 0
 
 
 class TableRestorer:
     """What an empty table gets from the pieces of a snapshot."""
 
-    def __init__(self, moved: RelocatedBodies, outcomes: EndedCheckPoints) -> None:
+    def __init__(
+        self,
+        moved: RelocatedBodies,
+        outcomes: EndedCheckPoints,
+        acked_in_memory: EndedCheckPoints,
+    ) -> None:
         self._moved = moved
         self._outcomes = outcomes
+        self._acked_in_memory = acked_in_memory
         self._check_points: dict[Key, PopCheckPoint] = {}
         self._queues: dict[GroupQueue, QueueProgress] = {}
         self._roots: dict[Key, Key] = {}
@@ -201,9 +218,10 @@ class TableRestorer:
             for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
                 self._moved.apply(LiveBody(topic_id, queue_id, offset, QueueUnit(*unit)))
         else:
+            ended = self._acked_in_memory if kind == _ACKED_IN_MEMORY else self._outcomes
             for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
                 acked, revived, moved = masks
-                self._outcomes.add(log_ms, (epoch, sequence), (acked, revived, moved))
+                ended.add(log_ms, (epoch, sequence), (acked, revived, moved))
 
     def finish(self) -> tuple[dict[Key, PopCheckPoint], dict[GroupQueue, QueueProgress], int]:
         """Live check points in the order in which they were made, as if the log had been replayed,

@@ -17,7 +17,9 @@ from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     FIFO,
     MEMBER_LIMIT,
-    UNCOUNTED,
+    ChangeRecord,
+    CheckPointRecord,
+    EndRecord,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
@@ -27,10 +29,10 @@ from popmq.broker.deliveries.receive_attempt_index import ReceiveAttemptIndex
 from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
 from popmq.broker.deliveries.revive_buckets import STEP_MS, ReviveBuckets
 from popmq.broker.log.snapshot_table import SnapshotTable
-from popmq.common.record.message import BadRecord, RevivalToken
+from popmq.common.record.message import BadRecord, EndedDelivery, ParkedMessage, RevivalToken
 
 # Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
-_ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
+_ACK, _RETURNED = ReviveKind.ACK, ReviveKind.RETURNED
 
 
 class DeliveryStatus(Enum):
@@ -59,6 +61,7 @@ class CheckPointTable(SnapshotTable):
         self._progress: dict[GroupQueue, QueueProgress] = {}
         self.due_times = ReviveBuckets(revive_step_ms)
         self.outcomes = EndedCheckPoints()
+        self.acked_in_memory = EndedCheckPoints()  # of check points that are no records
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
@@ -88,6 +91,15 @@ class CheckPointTable(SnapshotTable):
             self._saving.keep_progress(place, progress)
         return progress
 
+    def places(self) -> list[GroupQueue]:
+        """Where a group has progress; good while others come and go."""
+        return list(self._progress)
+
+    def fifo_places(self) -> list[tuple[GroupQueue, FifoProgress]]:
+        """Written for speed: there may be a hundred thousand places, of one moment."""
+        progress = self._progress
+        return [(place, fifo) for place, fifo in progress.items() if type(fifo) is FifoProgress]
+
     def progress_items(self) -> Iterator[tuple[GroupQueue, QueueProgress]]:
         return iter(self._progress.items())
 
@@ -106,9 +118,11 @@ class CheckPointTable(SnapshotTable):
         masks = (
             (ck.acked, ck.revived, ck.superseded) if ck else self.outcomes.get((epoch, sequence))
         )
-        if masks is None:
-            return DeliveryStatus.UNKNOWN
         bit = 1 << member
+        if masks is None:
+            masks = self.acked_in_memory.get((epoch, sequence))
+            known = masks is not None and masks[0] & bit
+            return DeliveryStatus.ACKED if known else DeliveryStatus.UNKNOWN
         acked, revived, moved = masks
         if moved & bit:
             return DeliveryStatus.MOVED
@@ -136,47 +150,53 @@ class CheckPointTable(SnapshotTable):
     ) -> QueueProgress:
         """The group's first look at the queue; `logged` when a record says where it begins."""
         place = (group_id, topic_id, queue_id)
-        made = FifoProgress(offset, place) if fifo else QueueProgress(offset, place)
-        made.is_logged = offset if logged else 0
-        self._progress[made.place] = made
+        progress = FifoProgress(offset, place) if fifo else QueueProgress(offset, place)
+        progress.is_logged = offset if logged else 0
+        self._progress[progress.place] = progress
         if self._saving is not None:
-            made.snapshot = self._saving.number
-        return made
+            progress.snapshot = self._saving.number
+        return progress
 
     def apply(self, record: ReviveRecord, log_ms: int) -> None:
         """One record of the revive topic; `log_ms` is when it was written.
 
         BadRecord, with nothing changed, for one that cannot be true.
         """
-        kind = record.kind
-        if kind is _ACK or kind is _LOST or kind is _RETURNED:
+        if isinstance(record, EndRecord):
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
-                bits = record.members & ended.waiting
+                kind = record.kind
                 self.end(
                     ended,
-                    bits,
+                    record.members & ended.waiting,
                     acked=kind is _ACK,
                     revived=kind is not _ACK,
                     over=kind is not _RETURNED,
-                    counted=not record.flags & UNCOUNTED,
+                    counted=record.counted,
                     log_ms=log_ms,
                 )
-            return
-        if kind is ReviveKind.UNPARKED:
-            self.parking.unpark(record, log_ms)
-            return
-        ck = record.check_point(log_ms)
-        if record.kind is ReviveKind.CHANGE:
-            self._take_over(ck, (record.old_epoch, record.link), log_ms)
-        else:
-            ck.attempt_id = record.old_epoch
+        elif isinstance(record, CheckPointRecord):
+            ck = record.check_point(log_ms)
             self.open(ck, log_ms)
             if not record.flags & FIFO:
                 self._logged(ck)
+        elif isinstance(record, ChangeRecord):
+            self._take_over(record, log_ms)
+        else:
+            self.parking.unpark(record, log_ms)
 
-    def commit(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> None:
-        """Everything below `offset` is over, says a record (check_point_buffer.py)."""
+    def commit(
+        self,
+        group_id: int,
+        topic_id: int,
+        queue_id: int,
+        offset: int,
+        *,
+        acked: Iterable[tuple[int, int, int]],
+        log_ms: int,
+    ) -> None:
+        """Everything below `offset` is over, says a record (check_point_buffer.py), and `acked`
+        are the check points that ended by it: epoch, sequence and members."""
         place = (group_id, topic_id, queue_id)
         progress = self._progress.get(place) or self.start(*place, offset)
         if self._saving is not None:
@@ -184,6 +204,13 @@ class CheckPointTable(SnapshotTable):
         progress.committed = max(progress.committed, offset)
         progress.cursor = max(progress.cursor, offset)
         progress.is_logged = max(progress.is_logged, offset)
+        for epoch, sequence, members in acked:
+            self.acked_in_memory.add(log_ms, (epoch, sequence), (members, 0, 0))
+
+    def forget_ended(self, now_ms: int) -> None:
+        """Of check points that ended long ago nothing is known any more."""
+        self.outcomes.forget(now_ms)
+        self.acked_in_memory.forget(now_ms)
 
     def mark_logged(self, ck: PopCheckPoint, written_ms: int, ended_ms: int) -> None:
         """It is a record now, with its acks: the log times of the two records."""
@@ -197,12 +224,14 @@ class CheckPointTable(SnapshotTable):
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
-        if token.parked:
-            self.parking.over(token.check_point_epoch, {token.check_point_sequence}, log_ms)
+        ends = token.ends
+        if isinstance(ends, ParkedMessage):
+            self.parking.over(ends.topic_id, {ends.offset}, log_ms)
             return
-        ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
+        assert isinstance(ends, EndedDelivery), "a token that ends no delivery"
+        ck = self._live.get(ends[:2])
         if ck is not None:
-            bits = ck.waiting & 1 << token.member
+            bits = ck.waiting & 1 << ends.member
             # Both bits say that it became a dead letter.
             self.end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
 
@@ -227,6 +256,8 @@ class CheckPointTable(SnapshotTable):
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
         for ck in self._open_at(place, progress):
+            if self._saving is not None:
+                self._saving.keep(ck)
             self.due_times.remove(ck)
             self._forget(ck, log_ms)
         ended = progress.in_flight
@@ -268,7 +299,7 @@ class CheckPointTable(SnapshotTable):
     def drop_queue(self, topic_id: int, queue_id: int, groups: Iterable[int]) -> None:
         """A lite topic is gone, of which nothing is in flight: nobody has a place in it."""
         for group_id in groups:
-            self._progress.pop((group_id, topic_id, queue_id), None)
+            self._remove_progress((group_id, topic_id, queue_id))
 
     def drop_group(self, group_id: int) -> None:
         self.parked.drop(lambda key: key.group_id == group_id)
@@ -279,7 +310,12 @@ class CheckPointTable(SnapshotTable):
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         self._snapshots += 1
         self._saving = TableSnapshot(
-            self._snapshots, self._live.values(), self._progress.items(), self.moved, self.outcomes
+            self._snapshots,
+            self._live.values(),
+            self._progress.values(),
+            self.moved,
+            self.outcomes,
+            self.acked_in_memory,
         )
         return self._pieces(self._saving)
 
@@ -289,7 +325,7 @@ class CheckPointTable(SnapshotTable):
 
     def restore(self, content: bytes) -> None:
         if self._restorer is None:
-            self._restorer = TableRestorer(self.moved, self.outcomes)
+            self._restorer = TableRestorer(self.moved, self.outcomes, self.acked_in_memory)
         self._restorer.take(content)
 
     def restored(self) -> None:
@@ -352,14 +388,15 @@ class CheckPointTable(SnapshotTable):
         progress = self._progress[ck.place]
         progress.is_logged = max(progress.is_logged, ck.next_offset)
 
-    def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
-        old = self._live.get(old_key)
+    def _take_over(self, record: ChangeRecord, log_ms: int) -> None:
+        old = self._live.get((record.old_epoch, record.old_sequence))
         if old is None:
             return
-        member = ck.start_offset - old.start_offset
+        member = record.offset - old.start_offset
         if not 0 <= member < MEMBER_LIMIT:
             # Brokers that believed a made-up offset in a handle wrote such a record.
-            raise BadRecord(f"a change of message {ck.start_offset}, not one of {old.key}")
+            raise BadRecord(f"a change of message {record.offset}, not one of {old.key}")
+        ck = record.check_point(log_ms)
         if self._saving is not None:
             self._saving.keep(old)
             ck.snapshot = self._saving.number
@@ -395,14 +432,14 @@ class CheckPointTable(SnapshotTable):
             self._saving.keep(ck)
             self._saving.keep(root)
             self._saving.keep_progress(place, progress)
-        for one in (ck, root) if root is not ck else (ck,):
-            ended = bits << (ck.start_offset - one.start_offset)
+        for check_point in (ck, root) if root is not ck else (ck,):
+            ended = bits << (ck.start_offset - check_point.start_offset)
             if acked:
-                one.acked |= ended
+                check_point.acked |= ended
             if revived:
-                one.revived |= ended
+                check_point.revived |= ended
             if not acked and not revived:
-                one.members &= ~ended
+                check_point.members &= ~ended
         if not ck.waiting:
             self.due_times.remove(ck)
         count = bits.bit_count()
@@ -444,8 +481,19 @@ class CheckPointTable(SnapshotTable):
         of_progress: Callable[[GroupQueue], bool],
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
+            if self._saving is not None:
+                self._saving.keep(ck)
             del self._live[ck.key]
             self.receives.remove(ck)
             self.due_times.remove(ck)
-        for key in [key for key in self._progress if of_progress(key)]:
-            self.in_flight -= self._progress.pop(key).in_flight
+        for place in [place for place in self._progress if of_progress(place)]:
+            self._remove_progress(place)
+
+    def _remove_progress(self, place: GroupQueue) -> None:
+        progress = self._progress.get(place)
+        if progress is None:
+            return
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        self.in_flight -= progress.in_flight
+        del self._progress[place]

@@ -4,17 +4,16 @@ Plain integers in a dict; the pairs beyond the bound are counted together.
 """
 
 from popmq.common.metric_table.row import OTHERS
+from popmq.common.topics import GroupTopic
 
 PAIRS_LIMIT = 10_000
 
 
 class GroupTopicCounts:
-    """Keys are (topic, group), by name."""
-
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
+        self.counts: dict[GroupTopic, int] = {}
 
-    def add(self, pair: tuple[str, str], count: int) -> None:
+    def add(self, pair: GroupTopic, count: int) -> None:
         counts = self.counts
         known = counts.get(pair)
         if known is not None:
@@ -27,5 +26,5 @@ class GroupTopicCounts:
 
     def drop(self, *, topic: str = "", group: str = "") -> None:
         """A topic or a group was deleted: its counters go, as those of a process that ended."""
-        for pair in [pair for pair in self.counts if topic == pair[0] or group == pair[1]]:
+        for pair in [pair for pair in self.counts if group == pair[0] or topic == pair[1]]:
             del self.counts[pair]

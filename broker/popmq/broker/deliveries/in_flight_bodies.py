@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, member_bits
-from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.deliveries.relocated_bodies import Identity
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.persistence.retention import EVERYTHING, LiveBody
@@ -71,19 +70,26 @@ class InFlightBodies:
 
     def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[LiveBody]]:
         """Messages of FIFO groups that wait in place for their next attempt, or are parked."""
-        found = []
-        for (_, topic_id, queue_id), progress in list(self._table.progress_items()):
-            if isinstance(progress, FifoProgress):
-                found += [(topic_id, queue_id, offset) for offset in progress.attempts]
-        found += [(topic_id, 0, offset) for topic_id, offset in self._table.parked.parked_queues()]
-        identities = [identity for identity in dict.fromkeys(found) if identity not in held]
+        positions = []
+        for (_, topic_id, queue_id), progress in self._table.fifo_places():
+            positions += [(topic_id, queue_id, offset) for offset in progress.attempts]
+        positions += [
+            (topic_id, 0, offset) for topic_id, offset in self._table.parked.parked_queues()
+        ]
+        identities = [identity for identity in dict.fromkeys(positions) if identity not in held]
         held.update(identities)
         for at in range(0, len(identities), _PER_PIECE):
             there = self._store.dispatch.has_topic  # else it was deleted since the piece before
-            some = [one for one in identities[at : at + _PER_PIECE] if there(one[0])]
+            some = [identity for identity in identities[at : at + _PER_PIECE] if there(identity[0])]
             # What was parked just now is in its queue when it is confirmed; it is at the log's end.
-            entered = [one for one in some if one[2] < self._store.queue(*one[:2]).count]
-            bodies = [LiveBody(*one, self.unit_at(one)) for one in entered]
+            entered = [
+                queue_offset
+                for queue_offset in some
+                if queue_offset[2] < self._store.queue(*queue_offset[:2]).count
+            ]
+            bodies = [
+                LiveBody(*queue_offset, self.unit_at(queue_offset)) for queue_offset in entered
+            ]
             yield [body for body in bodies if body.unit.position < position]
 
     def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[LiveBody]:

@@ -22,8 +22,8 @@ def lite_topic(properties: bytes) -> str:
     return _field(properties, _LITE_TAG).decode(errors="replace")
 
 
-def _field(properties: bytes, wanted: int) -> bytes:
-    found = b""
+def _field(properties: bytes, requested: int) -> bytes:
+    group = b""
     at, end = 0, len(properties)
     try:
         while at < end:
@@ -31,8 +31,8 @@ def _field(properties: bytes, wanted: int) -> bytes:
             match tag & 7:
                 case 2:  # its size, then its content
                     size, at = read_varint(properties, at)
-                    if tag == wanted:
-                        found = properties[at : at + size]
+                    if tag == requested:
+                        group = properties[at : at + size]
                     at += size
                 case 0:  # a varint
                     _, at = read_varint(properties, at)
@@ -44,4 +44,4 @@ def _field(properties: bytes, wanted: int) -> bytes:
                     return b""
     except (IndexError, ValueError):
         return b""
-    return found if at == end else b""
+    return group if at == end else b""

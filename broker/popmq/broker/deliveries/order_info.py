@@ -83,10 +83,10 @@ class OrderInfo:
 
     def finish(self, offset: int, log_ms: int) -> None:
         """In flight no more, and never again."""
-        found = self.open.pop(offset, None)
-        if found is None:
+        opened = self.open.pop(offset, None)
+        if opened is None:
             return
-        key = found[0]
+        key = opened[0]
         line = self._lines[key]
         line.held.discard(offset)
         if offset == line.oldest:
@@ -96,13 +96,13 @@ class OrderInfo:
     def returned(self, offset: int) -> None:
         """Neither in flight nor taken by `next_ready` any more: it waits for its next attempt,
         before what comes after it."""
-        found = self.open.get(offset)
-        if found is None:
+        opened = self.open.get(offset)
+        if opened is None:
             return
-        line = self._lines[found[0]]
+        line = self._lines[opened[0]]
         line.held.discard(offset)
         heapq.heappush(line.waiting, offset)
-        self._offer(found[0], line)
+        self._offer(opened[0], line)
 
     def skip(self, offset: int) -> None:
         """Nobody gets it; it was taken by `next_ready` or is not in flight."""
@@ -118,23 +118,23 @@ class OrderInfo:
     def waiting_between(self, start: int, end: int) -> list[int]:
         """Open messages from `start` to below `end` that are not in flight."""
         return [
-            one
-            for one, (key, _) in self.open.items()
-            if start <= one < end and one not in self._lines[key].held
+            offset
+            for offset, (key, _) in self.open.items()
+            if start <= offset < end and offset not in self._lines[key].held
         ]
 
     def is_blocked(self, offset: int) -> bool:
         """Whether the message was looked at and waits for others of its key."""
-        found = self.open.get(offset)
-        if found is None:
+        opened = self.open.get(offset)
+        if opened is None:
             return False
-        line = self._lines[found[0]]
-        return found[0] in self._parked or bool(line.held) or line.waiting[:1] != [offset]
+        line = self._lines[opened[0]]
+        return opened[0] in self._parked or bool(line.held) or line.waiting[:1] != [offset]
 
     def blocked(self, start: int = 0, end: int = 1 << 64) -> list[int]:
         """Which messages of these wait for one of their key that is in flight."""
         lines = [line.waiting for line in self._lines.values() if line.held]
-        return [one for waiting in lines for one in waiting if start <= one < end]
+        return [offset for waiting in lines for offset in waiting if start <= offset < end]
 
     # -- parked keys
 
@@ -161,19 +161,19 @@ class OrderInfo:
     def stuck_keys(self, before_ms: int) -> list[tuple[int, bytes, int]]:
         """(since, key, waiting messages) of keys whose oldest message was delivered first at or
         before `before_ms`, longest first, if anything of them waits."""
-        found = [
+        backlogs = [
             (line.since_ms, key, len(line.waiting))
             for key, line in self._lines.items()
             if line.oldest >= 0 and line.since_ms <= before_ms and line.waiting
         ]
-        return sorted(one for one in found if one[1] not in self._parked)
+        return sorted(backlog for backlog in backlogs if backlog[1] not in self._parked)
 
     def has_open_below(self, key: bytes, offset: int) -> bool:
         """Whether a message of the key from before `offset` is open, or may be."""
         line = self._lines.get(key)
         if self.scanned < offset or line is None:
             return self.scanned < offset
-        return any(one < offset for one in (*line.held, *line.waiting[:1]))
+        return any(earlier < offset for earlier in (*line.held, *line.waiting[:1]))
 
     def check_invariants(self) -> None:
         """Each open message is in its key's line once, and each key that may go on is offered."""

@@ -55,7 +55,7 @@ class ParkedKey:
             len(self.name),
             len(self.messages),
         )
-        return head + self.name + b"".join(_MESSAGE.pack(*one) for one in self.messages)
+        return head + self.name + b"".join(_MESSAGE.pack(*message) for message in self.messages)
 
 
 class ParkedKeys(SnapshotTable):
@@ -132,7 +132,7 @@ class ParkedKeys(SnapshotTable):
         if key is None:
             return None
         self._keep(key)
-        at = next(at for at, (_, one) in enumerate(key.messages) if one == offset)
+        at = next(at for at, (_, parked) in enumerate(key.messages) if parked == offset)
         del key.messages[at]
         self._count(key, -1)
         if key.state is UnparkAction.DEAD_LETTER and offset < key.action_end_offset:
@@ -150,7 +150,7 @@ class ParkedKeys(SnapshotTable):
         """These messages of the parking queue are over, unread. True if there are no others of the
         key: it is parked no more."""
         self._keep(key)
-        key.messages = [one for one in key.messages if one[1] not in offsets]
+        key.messages = [message for message in key.messages if message[1] not in offsets]
         for offset in offsets:
             del self._owner[(key.parking_id, offset)]
         self._count(key, -len(offsets))

@@ -11,14 +11,14 @@ from typing import Protocol
 from popmq.broker.deliveries.parked_keys import ParkedKey, ParkedKeys
 from popmq.broker.deliveries.pop_check_point import (
     PopCheckPoint,
-    ReviveRecord,
     UnparkAction,
+    UnparkRecord,
     member_bits,
 )
 from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue, QueueProgress
 
 
-class Deliveries(Protocol):
+class DeliveryTable(Protocol):
     """What of the check-point table these records change."""
 
     on_unblocked: Callable[[int, int, int], None]
@@ -33,7 +33,7 @@ class Deliveries(Protocol):
 
 
 class ParkingRecords:
-    def __init__(self, table: Deliveries, parked: ParkedKeys) -> None:
+    def __init__(self, table: DeliveryTable, parked: ParkedKeys) -> None:
         self._table = table
         self._parked = parked
 
@@ -53,19 +53,19 @@ class ParkingRecords:
         self._parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
         self._table.on_unblocked(place[1], place[0], place[2])
 
-    def unpark(self, record: ReviveRecord, log_ms: int) -> None:
+    def unpark(self, record: UnparkRecord, log_ms: int) -> None:
         """An operator's word, or a message that turned out to be damaged."""
-        key = self._parked.owner(record.topic_id, record.start_offset)
+        key = self._parked.owner(record.parking_id, record.key_offset)
         if key is None:
             return
-        if record.flags != UnparkAction.SKIP:
-            self._parked.set_action(key, UnparkAction(record.flags), record.link)
+        if record.action is not UnparkAction.SKIP:
+            self._parked.set_action(key, record.action, record.end)
         else:
             held = self._table.progress_for_update(
                 (key.group_id, key.parking_id, 0)
             ).in_flight_offsets
-            low, end = record.members, record.link
-            skipped = {offset for _, offset in key.messages if low <= offset < end} - held
+            begin, end = record.begin, record.end
+            skipped = {offset for _, offset in key.messages if begin <= offset < end} - held
             self.over(key.parking_id, skipped, log_ms)
         self._table.on_unblocked(key.topic_id, key.group_id, key.queue_id)
 
@@ -102,7 +102,11 @@ class ParkingRecords:
     def _take_back(self, parking: GroupQueue, offsets: set[int], log_ms: int) -> None:
         """End these deliveries, and their messages with them."""
         for ck in [ck for ck in self._table if ck.place == parking]:
-            members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
+            members = [
+                member_bit
+                for member_bit in member_bits(ck.waiting)
+                if ck.offset_of(member_bit) in offsets
+            ]
             bits = sum(1 << member for member in members)
             self._table.end(ck, bits & ck.waiting, log_ms=log_ms)
 

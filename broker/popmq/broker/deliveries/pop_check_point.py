@@ -1,4 +1,4 @@
-"""PopCheckPoint: what was handed out, until when, and what became of it.
+"""PopCheckPoint: what was delivered, until when, and how it ended.
 
 Everything about pop that must survive is one fixed-width record of the revive topic: 72
 bytes (big-endian) behind the record header, 128 in all.
@@ -17,16 +17,16 @@ bytes (big-endian) behind the record header, 128 in all.
     32 topic_id u32     the topic that was read, a retry topic included
     36 group_id u32
     40 queue_id u32
-    44 old_epoch u32    change: epoch of the check point whose member it takes over; check point
-                        of a FIFO group: 32 bits of the receive's attempt id, 0 for none
-    48 link u64         check point: where the next pop goes on (FIFO: the committed offset, below
-                        which all is over); change: the old sequence
+    44 u32              check point of a FIFO group: 32 bits of the receive's attempt id, 0 for
+                        none; change: epoch of the check point whose member it takes over
+    48 u64              check point: where the next pop goes on (FIFO: the committed offset, below
+                        which all is over); change: the old sequence; unparked: the end
     56 revive_at_ms u64 log time at which unacked members come back
     64 client u64       hash of the client that received them
 
 Unparked has the parking topic's id, the group's, in `start_offset` the offset there of one of the
-key's messages, in `flags` the Unpark, and the messages it speaks of are those from `members`
-to below `link`.
+key's messages, in `flags` the UnparkAction, and the messages it speaks of are those from
+`members` to below the u64 at 48.
 
 A change makes a new check point and ends the old one's member in the same record, so there
 is no moment with two live ones (RocketMQ writes two records).
@@ -46,6 +46,8 @@ AUTO_RENEW = 1  # invisible while its client lives; a change ends that
 PUSH = 2
 FIFO = 4
 UNCOUNTED = 8
+# As a due time: it waits in no bucket (revive_buckets.py), and what it rounds to is none either.
+NEVER_DUE = -(1 << 62)
 _LAYOUT = struct.Struct(">BBHIQQQIIIIQQQ")
 RECORD_SIZE = 128
 assert _LAYOUT.size == 72
@@ -62,7 +64,7 @@ class ReviveKind(IntEnum):
     UNPARKED = 6
 
 
-_KINDS = frozenset(int(kind) for kind in ReviveKind)
+_NOTHING = (0,) * 8  # what the record of an end does not say
 
 
 class UnparkAction(IntEnum):
@@ -73,94 +75,128 @@ class UnparkAction(IntEnum):
     DEAD_LETTER = 3
 
 
-class ReviveRecord(NamedTuple):
-    kind: ReviveKind
+class CheckPointRecord(NamedTuple):
+    """A receive: its messages, and until when they are invisible."""
+
     epoch: int
     sequence: int
     members: int
-    start_offset: int = 0
-    topic_id: int = 0
-    group_id: int = 0
-    queue_id: int = 0
-    old_epoch: int = 0
-    link: int = 0
-    revive_at_ms: int = 0
-    client: int = 0
+    start_offset: int
+    topic_id: int
+    group_id: int
+    queue_id: int
+    attempt_id: int
+    next_offset: int
+    revive_at_ms: int
+    client: int
     flags: int = 0
 
     def encode(self) -> bytes:
-        return _LAYOUT.pack(
-            CHECK_POINT_VERSION,
-            self.kind,
-            self.flags,
-            self.epoch,
-            self.sequence,
-            self.members,
-            self.start_offset,
-            self.topic_id,
-            self.group_id,
-            self.queue_id,
-            self.old_epoch,
-            self.link,
-            self.revive_at_ms,
-            self.client,
-        )
+        return _LAYOUT.pack(CHECK_POINT_VERSION, ReviveKind.CHECK_POINT, self.flags, *self[:-1])
 
     def check_point(self, log_ms: int) -> "PopCheckPoint":
-        """What the record makes, written at `log_ms`; for a check point and a change."""
+        """What the record makes, written at `log_ms`."""
         return PopCheckPoint(
             (self.epoch, self.sequence),
             (self.group_id, self.topic_id, self.queue_id),
             _RUNS.get(self.members, self.members),
             self.start_offset,
-            self.link - self.start_offset,
+            self.next_offset - self.start_offset,
+            log_ms,
+            self.revive_at_ms,
+            self.client,
+            self.flags,
+            attempt_id=self.attempt_id,
+        )
+
+
+class EndRecord(NamedTuple):
+    """Deliveries ended: acked, lost, or (FIFO) returned to their place."""
+
+    kind: ReviveKind
+    epoch: int
+    sequence: int
+    members: int
+    counted: bool = True  # returned: as an attempt
+
+    def encode(self) -> bytes:
+        flags = 0 if self.counted else UNCOUNTED
+        return _LAYOUT.pack(CHECK_POINT_VERSION, self.kind, flags, *self[1:4], *_NOTHING)
+
+
+class ChangeRecord(NamedTuple):
+    """The invisible time of one delivery was changed: a check point of its own takes it over."""
+
+    epoch: int
+    sequence: int
+    offset: int
+    topic_id: int
+    group_id: int
+    queue_id: int
+    old_epoch: int
+    old_sequence: int
+    revive_at_ms: int
+    client: int
+    flags: int = 0
+
+    def encode(self) -> bytes:
+        start = (CHECK_POINT_VERSION, ReviveKind.CHANGE, self.flags, self.epoch, self.sequence)
+        return _LAYOUT.pack(*start, 1, *self[2:-1])
+
+    def check_point(self, log_ms: int) -> "PopCheckPoint":
+        """What the record makes, written at `log_ms`."""
+        return PopCheckPoint(
+            (self.epoch, self.sequence),
+            (self.group_id, self.topic_id, self.queue_id),
+            1,
+            self.offset,
+            self.old_sequence - self.offset,  # says nothing; snapshots have it
             log_ms,
             self.revive_at_ms,
             self.client,
             self.flags,
         )
 
-    @classmethod
-    def decode(cls, body: bytes) -> "ReviveRecord":
-        """StoreDamaged for a version of a newer popmq, BadRecord for what no popmq writes."""
-        (
-            version,
-            kind,
-            flags,
-            epoch,
-            sequence,
-            members,
-            start_offset,
-            topic_id,
-            group_id,
-            queue_id,
-            old_epoch,
-            link,
-            revive_at_ms,
-            client,
-        ) = _LAYOUT.unpack(body)
-        if version != CHECK_POINT_VERSION:
-            raise StoreDamaged(
-                f"a record of the revive topic has version {version}, this build reads "
-                f"{CHECK_POINT_VERSION}: start a newer popmq"
-            )
-        if kind not in _KINDS:
-            raise BadRecord(f"a record of the revive topic has kind {kind}, which does not exist")
-        return cls(
-            ReviveKind(kind),
-            epoch,
-            sequence,
-            members,
-            start_offset,
-            topic_id,
-            group_id,
-            queue_id,
-            old_epoch,
-            link,
-            revive_at_ms,
-            client,
-            flags,
+
+class UnparkRecord(NamedTuple):
+    """What an operator says of a parked key: of its messages from `begin` to below `end`."""
+
+    action: UnparkAction
+    epoch: int
+    sequence: int  # 0: it has no check point
+    begin: int
+    key_offset: int
+    parking_id: int
+    group_id: int
+    end: int
+
+    def encode(self) -> bytes:
+        start = (CHECK_POINT_VERSION, ReviveKind.UNPARKED, self.action)
+        return _LAYOUT.pack(*start, *self[1:7], 0, 0, self.end, 0, 0)
+
+
+ReviveRecord = CheckPointRecord | EndRecord | ChangeRecord | UnparkRecord
+
+
+def decode_revive(body: bytes) -> ReviveRecord:
+    """StoreDamaged for a version of a newer popmq, BadRecord for what no popmq writes."""
+    version, number, flags, *fields = _LAYOUT.unpack(body)
+    if version != CHECK_POINT_VERSION:
+        raise StoreDamaged(
+            f"a record of the revive topic has version {version}, this build reads "
+            f"{CHECK_POINT_VERSION}: start a newer popmq"
         )
+    try:
+        kind = ReviveKind(number)
+        if kind is ReviveKind.CHECK_POINT:
+            return CheckPointRecord._make((*fields, flags))
+        if kind is ReviveKind.CHANGE:
+            return ChangeRecord._make((*fields[:2], *fields[3:], flags))
+        if kind is ReviveKind.UNPARKED:
+            return UnparkRecord._make((UnparkAction(flags), *fields[:6], fields[8]))
+    except ValueError as error:
+        raise BadRecord(f"a record of the revive topic: {error}") from error
+    return EndRecord._make((kind, *fields[:3], not flags & UNCOUNTED))
 
 
 class _Mark:
@@ -203,10 +239,11 @@ class PopCheckPoint:
     attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
     marks: int = 0
     snapshot: int = 0  # number of the last snapshot that has it
-    due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
+    due_ms: int = NEVER_DUE  # when to look at it; soft, `revive_at_ms` is the record's
 
     buffered = _Mark(1)  # no record yet (check_point_buffer.py)
     rolled_back = _Mark(2)  # soft: its reply reached nobody (pop/pop_rollback.py)
+    doubted = _Mark(8)  # soft: its reply may have been lost with the proxy's connection
     repeated = _Mark(4)  # soft: to a second receive of the same attempt id
 
     @property
@@ -260,9 +297,9 @@ class PopCheckPoint:
 
 def member_bits(mask: int) -> list[int]:
     """The numbers of the set bits, lowest first."""
-    found = []
+    bit_lengths = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        bit_lengths.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return bit_lengths

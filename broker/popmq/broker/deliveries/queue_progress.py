@@ -153,7 +153,9 @@ class FifoProgress(QueueProgress):
         at = max(self.committed, self.expired_until)
         delivered = sorted(self.in_flight_offsets | self.attempts.keys()) if at < low else []
         return at, [
-            one for one in delivered if at <= one < low and self.finished.end_of(one) == one
+            offset
+            for offset in delivered
+            if at <= offset < low and self.finished.end_of(offset) == offset
         ]
 
     def expired_below(self, low: int) -> tuple[int, int]:
@@ -193,7 +195,9 @@ class FifoProgress(QueueProgress):
             assert not self._is_finished(offset), (
                 f"{self.place}: {offset} is in flight and finished"
             )
-        over = [offset for offset in self.attempts if self._is_finished(offset)]
+        # That a filter passed over a message, or damage, is no record: its attempts stay until a
+        # check point says that all below it was over.
+        over = [offset for offset in self.attempts if offset < self.is_logged]
         assert not over, f"{self.place}: {over[:20]} are finished and wait for another attempt"
         if self.order is not None:
             self.order.check_invariants()

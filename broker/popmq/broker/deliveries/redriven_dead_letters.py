@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
-from popmq.common.record.message import RevivalToken
+from popmq.common.record.message import RedrivenLetter
 
 _RUN = struct.Struct(">IQQ")  # dead-letter topic, first offset, end offset
 
@@ -34,9 +34,9 @@ class RedrivenDeadLetters(SnapshotTable):
         pairs = zip(borders[::2], borders[1::2], strict=True)
         return sum(max(0, end - max(start, from_offset)) for start, end in pairs)
 
-    def apply(self, token: RevivalToken) -> None:
+    def apply(self, letter: RedrivenLetter) -> None:
         """A redriven copy was written."""
-        self._add(token.check_point_epoch, token.check_point_sequence)
+        self._add(letter.topic_id, letter.offset)
 
     def drop_topic(self, topic_id: int) -> None:
         self._borders.pop(topic_id, None)

@@ -6,10 +6,9 @@ leaves its bucket at once when nothing of it is left to revive.
 
 import heapq
 
-from popmq.broker.deliveries.pop_check_point import PopCheckPoint
+from popmq.broker.deliveries.pop_check_point import NEVER_DUE, PopCheckPoint
 
 STEP_MS = 16
-_NEVER = -(1 << 62)  # as a due time: it waits in no bucket, and what it rounds to is none either
 
 
 class _ReviveBucket:
@@ -48,14 +47,16 @@ class ReviveBuckets:
     def remove(self, ck: PopCheckPoint) -> None:
         time_ms = self._time_of(ck)
         bucket = self._buckets.get(time_ms)
-        if bucket is not None and ck.due_ms != _NEVER:
-            ck.due_ms = _NEVER
+        if bucket is not None and ck.due_ms != NEVER_DUE:
+            ck.due_ms = NEVER_DUE
             bucket.live -= 1
             if not bucket.live:
                 del self._buckets[time_ms]
             elif bucket.live * 2 < len(bucket.line) - bucket.taken:
                 rest = bucket.line[bucket.taken :]
-                bucket.line = [one for one in rest if self._time_of(one) == time_ms]
+                bucket.line = [
+                    check_point for check_point in rest if self._time_of(check_point) == time_ms
+                ]
                 bucket.taken = 0
 
     def take(self, now_ms: int) -> PopCheckPoint | None:
@@ -70,7 +71,7 @@ class ReviveBuckets:
             ck = bucket.line[bucket.taken]
             bucket.taken += 1
             if self._time_of(ck) == time_ms:
-                ck.due_ms = _NEVER
+                ck.due_ms = NEVER_DUE
                 bucket.live -= 1
                 if not bucket.live:
                     del self._buckets[time_ms]

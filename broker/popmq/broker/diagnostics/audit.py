@@ -154,12 +154,14 @@ class Audit:
 
     def top_balances(self, limit: int) -> list[tuple[str, Balance]]:
         """So many groups by name: first those with something unaccounted for, then the largest."""
-        found = [
+        names = [
             (group.name, self.balances[group.id])
             for group in self._registry.groups()
             if group.id in self.balances and group.id not in self._ordered
         ]
-        return nlargest(limit, found, key=lambda one: (one[1].unaccounted, one[1].stored))
+        return nlargest(
+            limit, names, key=lambda balance: (balance[1].unaccounted, balance[1].stored)
+        )
 
     # -- a cut
 
@@ -182,7 +184,9 @@ class Audit:
     def _begin_here(self) -> AuditLedger:
         """The deliveries that are open now are taken over; what follows is read from the log."""
         next_offset = self._store.dispatch.next_offset
-        self._at = {one: next_offset(*one) for one in self._sources() if one != _MOVES_END}
+        self._at = {
+            source: next_offset(*source) for source in self._sources() if source != _MOVES_END
+        }
         ledger = AuditLedger()
         for ck in self._table:
             if ck.buffered:
@@ -332,12 +336,12 @@ class Audit:
 
     def _publish(self, cut: _Cut, balances: dict[int, Balance]) -> None:
         before, self.balances = self.unaccounted, balances
-        self.unaccounted = sum(one.unaccounted for one in balances.values())
+        self.unaccounted = sum(balance.unaccounted for balance in balances.values())
         self.passes += 1
         self.taken_ms = cut.taken_ms
         self._cut, self._next_ms = None, cut.taken_ms + APART_MS
         if self.unaccounted > before:
-            groups = {number for number, one in balances.items() if one.unaccounted}
+            groups = {number for number, balance in balances.items() if balance.unaccounted}
             names = [group.name for group in self._registry.groups() if group.id in groups]
             logger.error(
                 "messages are unaccounted for",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from popmq.broker.deliveries.ended_check_points import Key
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE, ReviveKind
 from popmq.broker.deliveries.queue_progress import GroupQueue
-from popmq.common.record.message import RecordKind, RevivalToken
+from popmq.common.record.message import EndedDelivery, RecordKind, RevivalToken
 
 # The record header, and behind it the body of pop_check_point.py.
 _RECORD = struct.Struct(">IIBBHIQQQIIQBBHIQQQIIIIQQQ")
@@ -86,7 +86,9 @@ class AuditLedger:
         self._reset_at[place] = position
         self.ends.setdefault(place, DeliveryEndCounts()).resets += 1
         for key in [
-            key for key, one in self.open.items() if one.place == place and one.position < position
+            key
+            for key, delivery in self.open.items()
+            if delivery.place == place and delivery.position < position
         ]:
             self._close(key, self.open[key], self.open[key].bits)
 
@@ -100,11 +102,11 @@ class AuditLedger:
 
     def revived(self, token: RevivalToken) -> None:
         """A retry or dead-letter record: it is the end of the delivery that it names."""
-        if token.parked or token.redriven:
+        if not isinstance(token.ends, EndedDelivery):
             return
-        key = token.check_point_epoch, token.check_point_sequence
+        key = token.ends[:2]
         ended = self.open.get(key)
-        bit = 1 << token.member
+        bit = 1 << token.ends.member
         if ended is None or not ended.bits & bit:
             return
         ends = self.ends.setdefault(ended.place, DeliveryEndCounts())
@@ -118,7 +120,7 @@ class AuditLedger:
         """Its topic or its group was deleted."""
         self.ends.pop(place, None)
         self._reset_at.pop(place, None)
-        for key in [key for key, one in self.open.items() if one.place == place]:
+        for key in [key for key, delivery in self.open.items() if delivery.place == place]:
             self._close(key, self.open[key], self.open[key].bits)
 
     def _ended(self, key: Key, bits: int, kind: int) -> None:
@@ -133,10 +135,10 @@ class AuditLedger:
             ends.lost += bits.bit_count()
         self._close(key, ended, bits)
 
-    def _close(self, key: Key, one: OpenDelivery, bits: int) -> None:
-        self._add(one.place, -(one.bits & bits).bit_count())
-        one.bits &= ~bits
-        if not one.bits:
+    def _close(self, key: Key, delivery: OpenDelivery, bits: int) -> None:
+        self._add(delivery.place, -(delivery.bits & bits).bit_count())
+        delivery.bits &= ~bits
+        if not delivery.bits:
             del self.open[key]
 
     def _add(self, place: GroupQueue, count: int) -> None:

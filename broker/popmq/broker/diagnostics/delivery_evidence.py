@@ -118,25 +118,25 @@ class Evidence:
         """Without what was before the last OFFSET record that made the group read `offset`
         (again)."""
         rewinds = [
-            one.position
-            for one in self.offset_changes
-            if one.offset <= offset and one.reason is not OffsetReason.COMMITTED
+            change.position
+            for change in self.offset_changes
+            if change.offset <= offset and change.reason is not OffsetReason.COMMITTED
         ]
         if not rewinds:
             return self
-        handed = [one for one in self.deliveries if one.position > rewinds[-1]]
-        sets = [one for one in self.offset_changes if one.position > rewinds[-1]]
+        handed = [delivery for delivery in self.deliveries if delivery.position > rewinds[-1]]
+        sets = [change for change in self.offset_changes if change.position > rewinds[-1]]
         return replace(self, deliveries=handed, offset_changes=sets)
 
     def skipped(self, offset: int) -> OffsetChange | None:
         """The last OFFSET record by which somebody passed over `offset`."""
         skips = (s for s in reversed(self.offset_changes) if s.reason is not OffsetReason.COMMITTED)
-        return next((one for one in skips if one.offset > offset), None)
+        return next((skip for skip in skips if skip.offset > offset), None)
 
     def committed(self, offset: int) -> OffsetChange | None:
         """The first one that says that `offset` is over, of a group with buffered check points."""
         commits = (s for s in self.offset_changes if s.reason is OffsetReason.COMMITTED)
-        return next((one for one in commits if one.offset > offset), None)
+        return next((commit for commit in commits if commit.offset > offset), None)
 
     @property
     def last(self) -> DeliveryRecord | None:
@@ -151,7 +151,7 @@ def gather(
     `popped_ms` is the log time of its check point, when memory knows that: the scan begins
     there.
     """
-    found = Evidence()
+    evidence = Evidence()
     for queue_id in range(topics.REVIVE_QUEUES):
         queue = store.queue(topics.REVIVE_TOPIC_ID, queue_id)
         if popped_ms is None:
@@ -160,25 +160,25 @@ def gather(
             at = yield from read(partial(_first, queue, _LOG_MS_AT, popped_ms))
         end = queue.count
         while at < end:
-            if found.scanned >= RECORDS_LIMIT:
-                found.complete = False
+            if evidence.scanned >= RECORDS_LIMIT:
+                evidence.complete = False
                 break
             size = min(RECORDS_A_STEP, end - at)
             data = yield from read(partial(queue.raw, at, size, wait=False))
-            _take(found, place, data)
-            found.scanned += size
+            _take(evidence, place, data)
+            evidence.scanned += size
             at += size
-    found.deliveries.sort(key=lambda one: one.position)
-    found.skips.sort(key=lambda one: one.position)
-    yield from _gather_sets(store, place, position, found)
-    return found
+    evidence.deliveries.sort(key=lambda delivery: delivery.position)
+    evidence.skips.sort(key=lambda skip: skip.position)
+    yield from _gather_sets(store, place, position, evidence)
+    return evidence
 
 
-def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
+def _take(evidence: Evidence, place: GroupQueueOffset, data: bytes) -> None:
     """The records of one piece of one queue; a check point's acks stand in its own queue."""
     offset = place.offset
     where = (place.topic_id, place.group_id, place.queue_id)
-    keys = {(one.key): one.member for one in found.deliveries}
+    keys = {(delivery.key): delivery.member for delivery in evidence.deliveries}
     for number, record in enumerate(_RECORD.iter_unpack(data)):
         if record[3] != RecordKind.REVIVE:
             continue  # a blank
@@ -190,10 +190,10 @@ def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
             member = offset - start
             if 0 <= member < MEMBER_LIMIT and record[17] >> member & 1:
                 if not _is_intact(data, number, record[6]):
-                    found.complete = False
+                    evidence.complete = False
                     continue
                 keys[key] = member
-                found.deliveries.append(
+                evidence.deliveries.append(
                     DeliveryRecord(
                         key,
                         member,
@@ -207,20 +207,20 @@ def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
                 )
             elif start > offset:
                 wall_ms = record[8]
-                found.passed_at_ms = min(found.passed_at_ms or wall_ms, wall_ms)
+                evidence.passed_at_ms = min(evidence.passed_at_ms or wall_ms, wall_ms)
         elif kind == ReviveKind.UNPARKED:
             if record[19:22] != where or record[14] != UnparkAction.SKIP:
                 continue
             if record[17] <= offset < record[23]:
                 if not _is_intact(data, number, record[6]):
-                    found.complete = False
+                    evidence.complete = False
                     continue
-                found.skips.append(ParkedKeySkip(record[18], record[6], record[8]))
+                evidence.skips.append(ParkedKeySkip(record[18], record[6], record[8]))
         elif key in keys and record[17] >> keys[key] & 1:
             if not _is_intact(data, number, record[6]):
-                found.complete = False
+                evidence.complete = False
                 continue
-            found.delivery_ends[key] = DeliveryEnd(kind, record[6], record[8])
+            evidence.delivery_ends[key] = DeliveryEnd(kind, record[6], record[8])
 
 
 def _is_intact(data: bytes, number: int, position: int) -> bool:
@@ -265,21 +265,21 @@ def first_unit(queue: ConsumeQueue, position: int) -> int:
 
 
 def _gather_sets(
-    store: MessageStore, place: GroupQueueOffset, position: int, found: Evidence
+    store: MessageStore, place: GroupQueueOffset, position: int, evidence: Evidence
 ) -> ResumableRead[None]:
     queue = store.queue(topics.OFFSETS_TOPIC_ID, 0)
     first = yield from read(partial(first_unit, queue, position))
     end = queue.count
     if end - first > OFFSETS_LIMIT:
         first = end - OFFSETS_LIMIT
-        found.complete = False
+        evidence.complete = False
     for at in range(first, end, OFFSETS_A_STEP):
         for data in (yield from read(_offset_reader(store, queue, at))):
             record = OffsetRecord.decode(data[HEADER_SIZE:])
             where = (record.group_id, record.topic_id, record.queue_id)
             if where == (place.group_id, place.topic_id, place.queue_id):
                 header = decode_header(data)
-                found.offset_changes.append(
+                evidence.offset_changes.append(
                     OffsetChange(
                         record.queue_offset, record.reason, header.position, header.wall_ms
                     )

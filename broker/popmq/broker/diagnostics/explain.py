@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
+from popmq.broker.deliveries.check_point_table import DeliveryStatus
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.message_group import message_group
 from popmq.broker.deliveries.pop_check_point import AUTO_RENEW, PopCheckPoint, ReviveKind
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
 from popmq.broker.diagnostics.delivery_evidence import (
     DeliveryRecord,
     Evidence,
@@ -30,6 +30,7 @@ from popmq.broker.diagnostics.explanation import (
     over,
     skipped,
 )
+from popmq.broker.diagnostics.fifo_block_reason import FifoBlockReason
 from popmq.broker.filter.recent_filters import RecentFilters
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.offset_record import OffsetReason
@@ -47,48 +48,59 @@ TTL_OVER = "its time to live (user property TTL_MS) was over before a receive co
 
 class Explainer:
     def __init__(
-        self, store: MessageStore, registry: Registry, table: CheckPointTable, lookup: Lookup
+        self,
+        store: MessageStore,
+        registry: Registry,
+        deliveries: Deliveries,
+        lookup: Lookup,
+        filters: RecentFilters,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
+        self._table = deliveries.table
         self._lookup = lookup
-        self.holds: list[HoldOf] = []
-        self.filters = RecentFilters()
-        self.redriven = RedrivenDeadLetters()
+        self.holds: list[HoldOf] = [FifoBlockReason(self._table)]
+        self._filters = filters
+        self._redriven = deliveries.redriven
 
     def readers(self, topic: TopicConfig) -> list[SubscriptionGroup]:
         """Every group that ever read the topic, by name."""
         ids = {place[0] for place, _ in self._table.progress_items() if place[1] == topic.id}
-        found = [self._registry.group_by_id(group_id) for group_id in ids]
-        return sorted((one for one in found if one is not None), key=lambda one: one.name)
+        groups = [self._registry.group_by_id(group_id) for group_id in ids]
+        return sorted(
+            (group for group in groups if group is not None), key=lambda group: group.name
+        )
 
     def explain(
         self, first: StoredCopy, group: SubscriptionGroup, message_id: str
     ) -> ResumableRead[Explanation]:
         """What became of the message whose first copy is `first`."""
         for left in reversed(range(_TRIES)):
-            told = yield from self._explain(first, group, message_id, last_try=not left)
-            if told.state is not State.UNKNOWN:
+            explanation = yield from self._explain(first, group, message_id, last_try=not left)
+            if explanation.state is not State.UNKNOWN:
                 break  # else a record that was written meanwhile may say more
-        return told
+        return explanation
 
     def _explain(
         self, first: StoredCopy, group: SubscriptionGroup, message_id: str, *, last_try: bool
     ) -> ResumableRead[Explanation]:
         evidence = yield from self._evidence(first, group)
-        told = self._at_place(first, group, evidence)
-        if told is None or told.state not in (State.READY, State.BLOCKED, State.INVISIBLE):
+        explanation = self._at_place(first, group, evidence)
+        if explanation is None or explanation.state not in (
+            State.READY,
+            State.BLOCKED,
+            State.INVISIBLE,
+        ):
             copy = yield from self._newest_copy(first, group, message_id)
             last = evidence.last
             if copy is not None and (last is None or copy.message.header.position > last.position):
                 return (yield from self._explain_copy(first, copy, group))
-        if told is None and last_try:
-            told = self._passed_over_again(first, group, evidence)
-        if told is None:
-            told = _unknown(first, group, evidence)
-        told.proofs.insert(0, first.proof)
-        return told
+        if explanation is None and last_try:
+            explanation = self._passed_over_again(first, group, evidence)
+        if explanation is None:
+            explanation = _unknown(first, group, evidence)
+        explanation.proofs.insert(0, first.proof)
+        return explanation
 
     def _explain_copy(
         self, first: StoredCopy, copy: StoredCopy, group: SubscriptionGroup
@@ -101,9 +113,9 @@ class Explainer:
                 "sends it back"
             )
             # Of a group that keeps order the copy is a message of its own, for every group.
-            if self.redriven.has(copy.topic.id, header.queue_offset):
+            if self._redriven.has(copy.topic.id, header.queue_offset):
                 then = "was sent back to the end of its queue, as a message that is told by itself"
-            told = Explanation(
+            explanation = Explanation(
                 group.name,
                 State.DEAD_LETTERED,
                 header.wall_ms,
@@ -114,9 +126,9 @@ class Explainer:
             )
         else:
             evidence = yield from self._evidence(copy, group)
-            told = self._at_place(copy, group, evidence) or _unknown(copy, group, evidence)
-        told.proofs[:0] = [first.proof, copy.proof]
-        return told
+            explanation = self._at_place(copy, group, evidence) or _unknown(copy, group, evidence)
+        explanation.proofs[:0] = [first.proof, copy.proof]
+        return explanation
 
     def _evidence(self, copy: StoredCopy, group: SubscriptionGroup) -> ResumableRead[Evidence]:
         place = copy.place(group)
@@ -128,11 +140,11 @@ class Explainer:
         popped_ms = ck.popped_at_ms if ck is not None else None
         position = copy.message.header.position
         yield from confirmed(self._store)
-        found = yield from gather(self._store, place, position=position, popped_ms=popped_ms)
-        for skip in reversed(found.skips):
+        evidence = yield from gather(self._store, place, position=position, popped_ms=popped_ms)
+        for skip in reversed(evidence.skips):
             if (yield from self._is_about(skip, copy)):
-                return replace(found, skips=[skip]).after_last_rewind(place.offset)
-        return replace(found, skips=[]).after_last_rewind(place.offset)
+                return replace(evidence, skips=[skip]).after_last_rewind(place.offset)
+        return replace(evidence, skips=[]).after_last_rewind(place.offset)
 
     def _is_about(self, skip: ParkedKeySkip, copy: StoredCopy) -> ResumableRead[bool]:
         """Whether the word was about the copy's message group; one whose message is gone may be."""
@@ -149,7 +161,8 @@ class Explainer:
 
         named = yield from read(look)
         return all(
-            isinstance(one, DamagedMessage) or _line(one) == _line(copy.message) for one in named
+            isinstance(message, DamagedMessage) or _line(message) == _line(copy.message)
+            for message in named
         )
 
     def _newest_copy(
@@ -325,7 +338,11 @@ class Explainer:
     ) -> Explanation | None:
         """What had come back in its place, and nothing says how it ended: a receive passed over
         it, which is no record."""
-        back = [one for one in evidence.delivery_ends.values() if one.kind == ReviveKind.RETURNED]
+        back = [
+            delivery_end
+            for delivery_end in evidence.delivery_ends.values()
+            if delivery_end.kind == ReviveKind.RETURNED
+        ]
         last = evidence.last
         if (
             last is None
@@ -356,7 +373,7 @@ class Explainer:
     def _filter(self, copy: StoredCopy, group: SubscriptionGroup) -> str:
         name = copy.topic.name
         topic = topics.split_group_topic(name)[1] if topics.is_group_owned(name) else name
-        text = self.filters.expression_of((group.name, topic))
+        text = self._filters.expression_of((group.name, topic))
         return f"; the last receive's was: {text}" if text else ""
 
     def _buffered(
@@ -409,13 +426,13 @@ def _handed_proofs(evidence: Evidence) -> list[Proof]:
 
 
 def _last_delivery(evidence: Evidence) -> Iterator[Proof]:
-    first = max((at for at, one in enumerate(evidence.deliveries) if not one.changed), default=0)
+    first = max((at for at, item in enumerate(evidence.deliveries) if not item.changed), default=0)
     delivered = evidence.deliveries[first : first + 1]
     changed = evidence.deliveries[first + 1 :][-1:]
-    for one in (*delivered, *changed):
-        what = "change" if one.changed else "check point"
-        epoch, sequence = one.key
-        yield Proof(what, one.position, one.wall_ms, f"epoch {epoch} sequence {sequence}")
+    for delivery in (*delivered, *changed):
+        what = "change" if delivery.changed else "check point"
+        epoch, sequence = delivery.key
+        yield Proof(what, delivery.position, delivery.wall_ms, f"epoch {epoch} sequence {sequence}")
 
 
 def _is_unread(progress: QueueProgress, offset: int) -> bool:

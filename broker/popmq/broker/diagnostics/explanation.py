@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from popmq.broker.diagnostics.delivery_evidence import GroupQueueOffset, ParkedKeySkip
-from popmq.common.record.message import StoredMessage
+from popmq.common.record.message import RedrivenLetter, StoredMessage
 from popmq.common.record.timer_token import FiringToken
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
@@ -73,9 +73,9 @@ class StoredCopy:
             return "message"
         if token.dead:
             return "dead letter"
-        if token.parked:
+        if token.ends is None:
             return "parked"
-        return "redriven" if token.redriven else "retry"
+        return "redriven" if isinstance(token.ends, RedrivenLetter) else "retry"
 
     @property
     def proof(self) -> Proof:

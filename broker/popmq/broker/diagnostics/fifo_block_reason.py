@@ -1,4 +1,4 @@
-"""Why a message of a FIFO group that is ready by its place is given to nobody (explain)."""
+"""Why a message of a FIFO group that is ready by its place is not delivered (explain)."""
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.parked_keys import ParkedKey

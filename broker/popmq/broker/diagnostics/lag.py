@@ -7,6 +7,7 @@ times tell the age of the oldest ready message.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -52,24 +53,43 @@ def lags(
     With both `group` and `topic` given that pair is told also when it never met. `timers` says how
     many wait for their delivery time, by id of their topic.
     """
+    counted = count_lags(store, registry, table, group=group, topic=topic, timers=timers)
+    return [lag for lag in counted if lag is not None]
+
+
+def count_lags(
+    store: MessageStore,
+    registry: Registry,
+    table: CheckPointTable,
+    *,
+    group: SubscriptionGroup | None = None,
+    topic: TopicConfig | None = None,
+    timers: Mapping[int, int] = MappingProxyType({}),
+) -> Iterator[Lag | None]:
+    """The same in pieces: anything may happen between two of them. After a piece that leads to no
+    lag comes a None."""
     pairs: dict[tuple[int, int], Lag] = {}
-    for read_by, read in _pairs(registry, table):
-        if group not in (None, read_by) or topic not in (None, read):
-            continue
-        pairs.setdefault((read_by.id, read.id), Lag(read_by, read))
+    for lag in met_pairs(registry, table):
+        if lag is None:
+            yield None
+        elif group in (None, lag.group) and topic in (None, lag.topic):
+            pairs[lag.group.id, lag.topic.id] = lag
     if group is not None and topic is not None:
         pairs.setdefault((group.id, topic.id), Lag(group, topic))
-    for lag in pairs.values():
-        lag.delayed = timers.get(lag.topic.id, 0)
-        _count(store, registry, table, lag)
-    return sorted(pairs.values(), key=lambda lag: (lag.group.name, lag.topic.name))
+    for lag in sorted(pairs.values(), key=lambda lag: (lag.group.name, lag.topic.name)):
+        if registry.topic_by_id(lag.topic.id) and registry.group_by_id(lag.group.id):
+            lag.delayed = timers.get(lag.topic.id, 0)
+            _count(store, registry, table, lag)
+            yield lag
 
 
-def _pairs(
-    registry: Registry, table: CheckPointTable
-) -> Iterator[tuple[SubscriptionGroup, TopicConfig]]:
+def met_pairs(registry: Registry, table: CheckPointTable) -> Iterator[Lag | None]:
+    """Every group with every topic that it ever read, once and not counted, in pieces."""
     seen: set[tuple[int, int]] = set()
-    for (group_id, topic_id, _), _progress in table.progress_items():
+    met: set[tuple[int, int]] = set()
+    for looked, (group_id, topic_id, _) in enumerate(table.places()):
+        if looked % _PLACES_A_PIECE == 0:
+            yield None
         if (group_id, topic_id) in seen:
             continue
         seen.add((group_id, topic_id))
@@ -78,8 +98,9 @@ def _pairs(
             # A retry or parking topic counts with its base topic, also when the group has not read
             # that one: redriven dead letters of an earlier group of the same name come to it.
             topic = registry.find_topic(topic.name.partition("+")[2])
-        if group is not None and topic is not None:
-            yield group, topic
+        if group is not None and topic is not None and (group_id, topic.id) not in met:
+            met.add((group_id, topic.id))
+            yield Lag(group, topic)
 
 
 class QueueLag(NamedTuple):
@@ -99,6 +120,7 @@ class QueueLag(NamedTuple):
     parked: bool = False
 
 
+_PLACES_A_PIECE = 1_000
 _Place = tuple[int, QueueProgress | None]  # a queue, and the group's place in it
 
 
@@ -129,8 +151,8 @@ def queue_lags(
             yield _queue_lag(store, lag.topic, queue_id, progress)
     retry = registry.find_topic(topics.retry_topic(lag.group.name, lag.topic.name))
     if retry is not None:
-        found = _queue_lag(store, retry, 0, table.progress(lag.group.id, retry.id, 0))
-        yield found._replace(retry=True)
+        queue_lag = _queue_lag(store, retry, 0, table.progress(lag.group.id, retry.id, 0))
+        yield queue_lag._replace(retry=True)
     parked = registry.find_topic(topics.parked_topic(lag.group.name, lag.topic.name))
     progress = table.progress(lag.group.id, parked.id, 0) if parked is not None else None
     if parked is not None and progress is not None:
@@ -196,21 +218,21 @@ def unread_lites(
     for (_, topic_id, queue_id), _progress in table.progress_items():
         if topic_id in begun:
             begun[topic_id].add(queue_id)
-    found = []
+    found_topics = []
     for topic in lites:
         if begun[topic.id] or topic.id in subscribed:
             others = set(registry.queue_ids(topic)) - begun[topic.id]
             queues = [store.queue(topic.id, queue_id) for queue_id in others]
-            found.append((topic, sum(queue.count - queue.min_offset for queue in queues)))
-    return [(topic, messages) for topic, messages in found if messages]
+            found_topics.append((topic, sum(queue.count - queue.min_offset for queue in queues)))
+    return [(topic, messages) for topic, messages in found_topics if messages]
 
 
-def top_lags(found: Iterable[Lag], limit: int) -> tuple[list[Lag], list[Lag]]:
-    """The `limit` with the most to do, in the order given, and the rest: for metrics' labels."""
-    every = list(found)
-    if len(every) <= limit:
-        return every, []
-    order = sorted(range(len(every)), key=lambda at: -every[at].total)
-    kept = sorted(order[:limit])
+def top_lags(found_lags: Iterable[Lag], limit: int, name_bytes: int) -> tuple[list[Lag], list[Lag]]:
+    """The `limit` with the most to do, fewer if their names are longer than `name_bytes` together,
+    in the order given; and the rest: for metrics' labels."""
+    every = list(found_lags)
+    order = sorted(range(len(every)), key=lambda at: -every[at].total)[:limit]
+    sizes = accumulate(len(every[at].group.name) + len(every[at].topic.name) for at in order)
+    kept = sorted(at for at, size in zip(order, sizes, strict=True) if size <= name_bytes)
     chosen = set(kept)
-    return [every[at] for at in kept], [one for at, one in enumerate(every) if at not in chosen]
+    return [every[at] for at in kept], [lag for at, lag in enumerate(every) if at not in chosen]

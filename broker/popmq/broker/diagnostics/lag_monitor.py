@@ -6,22 +6,26 @@ and only while somebody scrapes.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.diagnostics.head_times import Head, HeadTimes
-from popmq.broker.diagnostics.lag import Lag, lags, top_lags
+from popmq.broker.diagnostics.lag import Lag, count_lags, top_lags
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
+from popmq.common.quantities import KIB
 
 APART_MS = 5_000
 WINDOW_MS = 60_000
 ASKED_MS = 300_000  # after a scrape it goes on for so long
-PAIRS_LIMIT = 1_000
+# So a page with all of them has less than 1 MiB: pairs, and bytes of their names.
+PAIRS_LIMIT, NAME_BYTES = 500, 30 * KIB
 _READS_A_STEP = 64
+_LAGS_A_STEP = 32
 
 Pair = tuple[str, str]  # group, topic
 
@@ -60,6 +64,8 @@ class LagMonitor:
         self._boot_ms = boot_ms
         self._until_ms = 0  # somebody wants to know until then
         self._next_ms = 0
+        self._counting: Iterator[Lag | None] | None = None
+        self._counted: list[Lag] = []
         self._found: list[Lag] = []
         self._heads: list[tuple[Pair, Head]] = []
         self._oldest: dict[Pair, int] = {}
@@ -75,6 +81,9 @@ class LagMonitor:
         """A bounded piece of a look; one begins when its time has come."""
         if not self._until_ms or self._warming:
             return
+        if self._counting is not None:
+            self._count_on(self._counting)
+            return
         if self._found:
             self._look_on()
             return
@@ -83,11 +92,20 @@ class LagMonitor:
             self._until_ms = 0
         elif now_ms >= self._next_ms:
             self._next_ms = now_ms + APART_MS
-            self._found, _ = top_lags(lags(self._store, self._registry, self._table), PAIRS_LIMIT)
-            self._oldest, self._unknown = {}, {}
-            self._heads = [(_pair(lag), head) for lag in self._found for head in lag.heads]
-            if not self._found:
-                self.pairs = {}
+            self._counting = count_lags(self._store, self._registry, self._table)
+            self._count_on(self._counting)
+
+    def _count_on(self, counting: Iterator[Lag | None]) -> None:
+        some = list(islice(counting, _LAGS_A_STEP))
+        self._counted += (lag for lag in some if lag is not None)
+        if len(some) == _LAGS_A_STEP:
+            return
+        self._found, _ = top_lags(self._counted, PAIRS_LIMIT, NAME_BYTES)
+        self._counting, self._counted = None, []
+        self._oldest, self._unknown = {}, {}
+        self._heads = [(_pair(lag), head) for lag in self._found for head in lag.heads]
+        if not self._found:
+            self.pairs = {}
 
     def _look_on(self) -> None:
         for _ in range(_READS_A_STEP):

@@ -1,11 +1,17 @@
 """Sampler: how things are in every queue, for reports, each `reports.sample_interval_ms`.
 
-The counts of one sample are of one moment.  The ages of the oldest ready messages take looks into
-the log, in steps.  Their times are remembered (`head_times.py`), so only new ones are read: a
-regular sample waits for the disk for `COLD_READS` of them at most, one that a report asks for waits
-for all.  What is left is UNKNOWN in that sample, and read for a later one.
+A regular sample is taken in steps, so that many queues do not hold the loop: the counts of one
+group in one topic are of one moment, those of the next pair of a moment later.  One that a report
+asks for is of one moment, since records behind that moment are left out of the report.
+
+The ages of the oldest ready messages take looks into the log.  Their times are remembered
+(`head_times.py`), so only new ones are read: a regular sample waits for the disk for `COLD_READS`
+of them at most, one that a report asks for waits for all.  What is left is UNKNOWN in that sample,
+and read for a later one.
 """
 
+import struct
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,7 +19,7 @@ from typing import NamedTuple
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.diagnostics.head_times import Head, HeadTimes
-from popmq.broker.diagnostics.lag import Lag, QueueLag, lags, queue_lags
+from popmq.broker.diagnostics.lag import Lag, QueueLag, met_pairs, queue_lags
 from popmq.broker.diagnostics.read_budget import ReadBudget
 from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.broker.log.cold_read_retry import ColdReadRetry
@@ -39,12 +45,15 @@ from popmq.common.topics import MessageType, StartAt, TopicConfig
 UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # nobody knows when the oldest ready message was stored
 COLD_READS = 64  # of one regular sample
 _READS_A_STEP = 64
+_ROWS_A_STEP = 256
+_AGE = struct.Struct(">Q")
+_AGE_AT = OFFSET_SAMPLE.size - 3 * _AGE.size  # before what was delivered and acknowledged
 
 
 class _RowHead(NamedTuple):
-    """An offset row that lacks its age, and whose store time that is."""
+    """Where the age of an offset row belongs, and whose store time that is."""
 
-    row: int
+    at: int
     head: Head
 
 
@@ -53,9 +62,9 @@ class _Sample:
     number: int
     wall_ms: int
     cold_reads: int  # that it may still wait for
-    offsets: list[list[int]] = field(default_factory=list)
-    heads: list[_RowHead] = field(default_factory=list)
-    topics: bytes = b""
+    offsets: bytearray = field(default_factory=bytearray)  # rows
+    heads: deque[_RowHead] = field(default_factory=deque)  # whose ages are not looked up yet
+    topics: list[bytes] = field(default_factory=list)
     timers: bytes = b""
 
 
@@ -96,10 +105,10 @@ class Sampler:
     def held_bytes(self) -> int:
         return sum(log.held_bytes for log in self.logs.values())
 
-    def step(self) -> None:
-        """A piece of the regular sample, when its time has come."""
+    def step(self) -> int:
+        """A piece of the regular sample, when its time has come. Returns how much was done."""
         if self._cold.waiting:
-            return
+            return 0
         if self._running is not None:
             try:
                 missing = next(self._running)
@@ -108,35 +117,61 @@ class Sampler:
             else:
                 if isinstance(missing, ColdRead):
                     self._cold.warm(missing)
-        elif self._interval_ms and self._clock.boot_ms() >= self._next_ms:
+            return 1
+        if self._interval_ms and self._clock.boot_ms() >= self._next_ms:
             self._next_ms = self._clock.boot_ms() + self._interval_ms
             self._running = self.take(patient=False)
+            return 1
+        return 0
 
     def take(self, *, patient: bool) -> ResumableRead[int]:
-        """A sample of now; its number when it can be read. Counts are taken before the first read.
+        """A sample; its number when it can be read.
 
-        With `patient` all ages are waited for when they are on the disk.
+        With `patient` its counts are of now, and all ages are waited for when they are on the disk.
         """
         self.taken += 1
         sample = _Sample(self.taken, self._clock.wall_ms(), COLD_READS)
-        for lag in lags(self._store, self._registry, self._table):
-            self._add_pair(sample, lag)
-        sample.topics = b"".join(self._topic_rows(sample))
+        for _ in self._counts(sample):
+            if not patient:
+                yield None
         sample.timers = b"".join(self._timer_rows(sample))
-        for first in range(0, len(sample.heads), _READS_A_STEP):
-            heads = sample.heads[first : first + _READS_A_STEP]
+        while sample.heads:
+            heads = [sample.heads.popleft() for _ in range(min(_READS_A_STEP, len(sample.heads)))]
             ages = yield from read(lambda heads=heads: self._ages(sample, heads, patient))  # type: ignore[misc]
-            for one, age in zip(heads, ages, strict=True):
-                sample.offsets[one.row][-3] = age
-        self.logs["offsets"].append(b"".join(OFFSET_SAMPLE.pack(*row) for row in sample.offsets))
-        self.logs["topics"].append(sample.topics)
+            for row_head, age in zip(heads, ages, strict=True):
+                _AGE.pack_into(sample.offsets, row_head.at, age)
+        self.logs["offsets"].append(bytes(sample.offsets))
+        self.logs["topics"].append(b"".join(sample.topics))
         self.logs["timers"].append(sample.timers)
         return sample.number
+
+    def _counts(self, sample: _Sample) -> Iterator[None]:
+        """In pieces."""
+        size, step_size = 0, _ROWS_A_STEP * OFFSET_SAMPLE.size
+        for lag in met_pairs(self._registry, self._table):
+            if lag is not None and self._exists(lag):
+                self._add_pair(sample, lag)
+            if lag is None or len(sample.offsets) - size >= step_size:
+                size = len(sample.offsets)
+                yield
+        rows = 0
+        for topic in list(self._registry.topics()):
+            if self._registry.topic_by_id(topic.id) is None:
+                continue  # deleted since the piece before
+            sample.topics += self._topic_rows(sample, topic)
+            if len(sample.topics) - rows >= _ROWS_A_STEP:
+                rows = len(sample.topics)
+                yield
+
+    def _exists(self, lag: Lag) -> bool:
+        """The pair was found some steps ago."""
+        topic, group = self._registry.topic_by_id(lag.topic.id), lag.group.id
+        return topic is not None and self._registry.group_by_id(group) is not None
 
     # -- offsets
 
     def _add_pair(self, sample: _Sample, lag: Lag) -> None:
-        pair = (lag.topic.name, lag.group.name)
+        pair = (lag.group.name, lag.topic.name)
         first = True
         for queue in queue_lags(self._store, self._registry, self._table, lag):
             row = self._offset_row(sample, lag, queue)
@@ -147,8 +182,8 @@ class Sampler:
                 first = False
             if queue.head >= 0:
                 head = Head(queue.topic.id, queue.queue_id, queue.head)
-                sample.heads.append(_RowHead(len(sample.offsets), head))
-            sample.offsets.append(row)
+                sample.heads.append(_RowHead(len(sample.offsets) + _AGE_AT, head))
+            sample.offsets += OFFSET_SAMPLE.pack(*row)
 
     def _offset_row(self, sample: _Sample, lag: Lag, queue: QueueLag) -> list[int]:
         progress = queue.progress
@@ -182,27 +217,33 @@ class Sampler:
 
     # -- topics and timers
 
-    def _topic_rows(self, sample: _Sample) -> Iterator[bytes]:
-        pending = self._timers.state.pending
-        for topic in self._registry.topics():
-            if topic.type is MessageType.LITE:
-                yield self._lite_row(sample, topic)
-                continue
-            for number, queue_id in enumerate(self._registry.queue_ids(topic)):
-                queue = self._store.queue(topic.id, queue_id)
-                stored = self._stored_by_topic.get(topic.name, 0) if not number else 0
-                yield TOPIC_SAMPLE.pack(
-                    *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
-                    *(topic.id, queue_id, queue.min_offset, queue.count, stored),
-                    pending.get(topic.id, 0) if not number else 0,
-                )
+    def _topic_rows(self, sample: _Sample, topic: TopicConfig) -> Iterator[bytes]:
+        if topic.type is MessageType.LITE:
+            yield self._lite_row(sample, topic)
+            return
+        stored = self._stored_by_topic.get(topic.name, 0)
+        pending = self._timers.state.pending.get(topic.id, 0)
+        for queue_id in self._registry.queue_ids(topic):
+            queue = self._store.queue(topic.id, queue_id)
+            yield TOPIC_SAMPLE.pack(
+                *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
+                *(topic.id, queue_id, queue.min_offset, queue.count, stored, pending),
+            )
+            stored = pending = 0  # of the whole topic: they stand once, so that rows can be summed
 
     def _lite_row(self, sample: _Sample, topic: TopicConfig) -> bytes:
         """All its lite topics as one queue: there may be very many."""
-        queues = [self._store.queue(topic.id, one) for one in self._registry.queue_ids(topic)]
+        queues = [
+            self._store.queue(topic.id, queue_id) for queue_id in self._registry.queue_ids(topic)
+        ]
         return TOPIC_SAMPLE.pack(
             *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
-            *(topic.id, 0, sum(one.min_offset for one in queues), sum(one.count for one in queues)),
+            *(
+                topic.id,
+                0,
+                sum(queue.min_offset for queue in queues),
+                sum(queue.count for queue in queues),
+            ),
             *(self._stored_by_topic.get(topic.name, 0), 0),
         )
 

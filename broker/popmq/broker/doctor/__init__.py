@@ -2,7 +2,7 @@
 repaired.
 
 Always holds: An examination changes nothing; a repair saves what it removes and never removes a
-confirmed record without being told to.
+confirmed record without --accept-loss.
 
 May import: log, persistence, store, popmq.common.
 """

@@ -33,7 +33,7 @@ from popmq.broker.doctor.index_check import (
     stored_unit,
     unit_position,
 )
-from popmq.broker.doctor.log_walk import LogWalk, segment_bytes_of
+from popmq.broker.doctor.log_walk import LogWalk
 from popmq.broker.doctor.rehearsal import RehearsalResult, Rehearse
 from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
 from popmq.broker.doctor.small_files import (
@@ -44,6 +44,7 @@ from popmq.broker.doctor.small_files import (
     snapshot_findings,
     snapshots_behind,
 )
+from popmq.broker.log.segment_file import segment_bytes_of
 from popmq.broker.persistence.abort_file import own_from_epoch
 from popmq.common.record.message import HEADER_SIZE
 
@@ -93,7 +94,11 @@ def examine(
     disk = RehearsalDisk()
     try:
         index = IndexCheck(disk, data, revive_unit_bytes, cluster)
-        return _Examination(disk, data, rehearse, index, segment_bytes, cluster).diagnosis()
+        examination = _Examination(disk, data, rehearse, index, segment_bytes, cluster)
+        try:
+            return examination.diagnosis()
+        finally:
+            examination.close()
     finally:
         disk.close()
 
@@ -117,6 +122,7 @@ class _Examination:
         self._checkpoint = load_checkpoint(disk, data)
         self._order = OrderCheck(self._checkpoint)
         self._findings: list[Finding] = []
+        self._rehearsed: list[RehearsalDisk] = []
         self._index_is_to_blame = False  # no broker starts while its files lie there
         self._told = cluster
         known = set(index.clusters)
@@ -130,16 +136,18 @@ class _Examination:
             self._disk, self._data, self._order, log_start=walk.start, log_end=walk.end
         )
         self._findings += snapshot_findings(self._disk, self._data, log_end=walk.end)
-        self._findings += [padding_finding(one) for one in walk.paddings]
+        self._findings += [padding_finding(padding) for padding in walk.paddings]
         start = self._rehearse(())
         final = self._log_findings(start)
         final = self._index_findings(final)
         if final.refusal:
             self._findings.append(refusal_finding(final.refusal))
         summary = self._summary(start, final)
-        for one in {id(start): start, id(final): final}.values():
-            one.disk.close()
         return Diagnosis(self._data, tuple(self._findings), summary)
+
+    def close(self) -> None:
+        for disk in self._rehearsed:
+            disk.close()
 
     def _read_log(self) -> None:
         holes = 0
@@ -152,14 +160,16 @@ class _Examination:
 
     def _damaged(self) -> list[range]:
         """Where records were that are no more; behind the log's end everything may have been."""
-        return [range(one.position, one.end) for one in self._walk.holes] + [
+        return [range(gap.position, gap.end) for gap in self._walk.holes] + [
             range(self._walk.end, 1 << 63)
         ]
 
     def _rehearse(self, repairs: tuple[Repair, ...]) -> RehearsalResult:
-        return self._rehearsal(
+        after = self._rehearsal(
             self._data, repairs, segment_bytes=self._segment_bytes, cluster=self._cluster
         )
+        self._rehearsed.append(after.disk)
+        return after
 
     def _planned(self) -> tuple[Repair, ...]:
         return tuple(repair for finding in self._findings for repair in finding.repairs)
@@ -180,7 +190,7 @@ class _Examination:
         for hole in walk.holes:
             if cut is None or hole.position < cut:
                 self._findings.append(hole_finding(walk.file_of(hole.position), hole))
-        torn = next((one for one in walk.holes if one.position == cut), None)
+        torn = next((gap for gap in walk.holes if gap.position == cut), None)
         if torn is not None and not start.refusal and own_from_epoch(self._disk, self._data):
             # A master may have confirmed what this disk did not have yet.
             behind = sum((walk.counted - torn.counted).values())
@@ -225,7 +235,7 @@ class _Examination:
     def _cut(self, position: int, *, keep_empty: bool = False) -> tuple[Repair, ...]:
         """End the log at `position`. The checkpoint goes last: without it a start would cut."""
         segment = self._walk.segment_of(position)
-        behind = [one.start for one in self._walk.segments if one.start > position]
+        behind = [segment.start for segment in self._walk.segments if segment.start > position]
         if keep_empty and behind and not self._walk.filled_behind(behind[0])[0]:
             behind.clear()  # segments that were allocated ahead
         moves = [f"commitlog/{start:020d}" for start in behind]
@@ -241,7 +251,7 @@ class _Examination:
     def _loss_finding(self, position: int, *, refused: bool) -> Finding:
         vouched = self._checkpoint.vouched if self._checkpoint else 0
         vouched = max(vouched, newest_snapshot(self._disk, self._data))
-        hole = next((one for one in self._walk.holes if one.position >= position), None)
+        hole = next((gap for gap in self._walk.holes if gap.position >= position), None)
         before = hole.counted if hole else self._walk.counted
         given_up = self._walk.counted - before
         text = ", ".join(f"{number} {name}" for name, number in sorted(given_up.items()))

@@ -23,7 +23,7 @@ class RequiredAction(Enum):
     NOTHING = "nothing"  # the next start mends it, or nobody reads it
     REPAIR = "--repair"
     ACCEPT_LOSS = "--repair --accept-loss"
-    HUMAN = "a human"
+    HUMAN = "an administrator"
 
 
 class SavingDisk(Disk, Protocol):
@@ -145,14 +145,14 @@ class AcceptStart:
         return f"copy the checkpoint to the repair folder, then let it begin at {self.position}"
 
     def save(self, disk: SavingDisk, data: str, room: str) -> None:
-        found = read_checkpoint(disk, f"{data}/checkpoint")
-        if found is not None:
-            _write_pieces(disk, f"{room}/checkpoint.before", iter([found.encode()]))
+        checkpoint = read_checkpoint(disk, f"{data}/checkpoint")
+        if checkpoint is not None:
+            _write_pieces(disk, f"{room}/checkpoint.before", iter([checkpoint.encode()]))
 
     def cut(self, disk: Disk, data: str) -> None:
-        found = read_checkpoint(disk, f"{data}/checkpoint")
-        if found is not None:
-            accepted = replace(found, log_start=self.position)
+        checkpoint = read_checkpoint(disk, f"{data}/checkpoint")
+        if checkpoint is not None:
+            accepted = replace(checkpoint, log_start=self.position)
             write_checkpoint(disk, f"{data}/checkpoint", accepted)
 
 

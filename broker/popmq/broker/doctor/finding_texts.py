@@ -9,7 +9,7 @@ from popmq.broker.doctor.finding import (
 )
 from popmq.broker.doctor.log_walk import DamagedRange, Padding
 
-MENDED = "rebuilt from the log, at the start or when somebody reads them"
+MENDED = "rebuilt from the log, at the start or when they are read"
 COPY = "bring the folder back from a copy"
 
 
@@ -94,7 +94,7 @@ def stranger_finding(folder: str, paths: list[str]) -> Finding:
         folder,
         0,
         f"{len(paths)} files of a topic that does not exist",
-        "nobody reads them",
+        "they are never read",
         "move them away",
         RequiredAction.NOTHING,
         (MoveFiles(tuple(paths)),),

@@ -89,13 +89,13 @@ class QueueIndexCheck:
         return self._buffer[inside : inside + self.unit_size]
 
     def compare(self, offset: int, expected: bytes) -> None:
-        found = self.unit(offset)
+        unit = self.unit(offset)
         self.following = max(self.following, offset + 1)
         if self.unit_size == UNIT_SIZE and self.folder:
             expected = with_check(expected, queue_seed(self.folder), offset)
-        if found == expected:
+        if unit == expected:
             return
-        if len(found) < self.unit_size:
+        if len(unit) < self.unit_size:
             self.missing += 1
         else:
             self.wrong += 1
@@ -165,7 +165,7 @@ class IndexCheck:
         for name in self._disk.names(f"{self._data}/{folder}"):
             path = f"{folder}/{name}"
             if not name.isdigit() or not topic_id:
-                files = [f"{path}/{one}" for one in self._disk.names(f"{self._data}/{path}")]
+                files = [f"{path}/{file}" for file in self._disk.names(f"{self._data}/{path}")]
                 if os.path.isfile(f"{self._data}/{path}"):
                     files = [path]
                 if files:

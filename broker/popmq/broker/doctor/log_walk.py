@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from popmq.broker.doctor.finding import Finding, MoveFiles, RequiredAction
 from popmq.broker.log.segment_file import SegmentFile
@@ -115,10 +114,10 @@ class LogWalk:
                 record = self._intact(segment, position)
                 if isinstance(record, str):
                     broken = broken or (position, record)
-                    found = self._next_intact(segment, position + 1)
-                    if found is None:
+                    position_after = self._next_intact(segment, position + 1)
+                    if position_after is None:
                         break
-                    position = found
+                    position = position_after
                     continue
                 if broken:
                     before = Counter(self.counted), Counter(self.messages)
@@ -149,7 +148,9 @@ class LogWalk:
         return count, first
 
     def segment_of(self, position: int) -> SegmentFile | None:
-        return next((one for one in self.segments if one.start <= position < one.end), None)
+        return next(
+            (segment for segment in self.segments if segment.start <= position < segment.end), None
+        )
 
     def file_of(self, position: int) -> str:
         segment = self.segment_of(position)
@@ -201,7 +202,7 @@ class LogWalk:
                     path,
                     segment.end,
                     f"{surplus} bytes behind the segment's end",
-                    "nobody reads them",
+                    "they are never read",
                     "leave them",
                     RequiredAction.NOTHING,
                 )
@@ -246,9 +247,9 @@ class LogWalk:
             block = segment.read(at, _READ_BYTES)
             for match in _VERSION_AND_KIND.finditer(block, _VERSION_AT):
                 first = match.start() - _VERSION_AT
-                said = int.from_bytes(block[first + 16 : first + 24], "big")
-                if said == at + first and isinstance(self._intact(segment, said), Record):
-                    return said
+                recorded = int.from_bytes(block[first + 16 : first + 24], "big")
+                if recorded == at + first and isinstance(self._intact(segment, recorded), Record):
+                    return recorded
             if len(block) < HEADER_SIZE:
                 return None
             # A header that the block's end cut is seen whole in the next one.
@@ -262,14 +263,3 @@ class LogWalk:
             self._buffer_at = position
             at = 0
         return self._buffer[at : at + size]
-
-
-def segment_bytes_of(disk: Disk, data: str) -> int:
-    """The distance of two segments' names, or the size of the only one; 0 when there is none."""
-    names = [name for name in disk.names(f"{data}/commitlog") if len(name) == 20 and name.isdigit()]
-    starts = sorted(map(int, names))
-    if len(starts) > 1:
-        return min(two - one for one, two in pairwise(starts))
-    size = disk.open(f"{data}/commitlog/{names[0]}").size() if names else 0
-    # A segment that was cut short has an odd size; which one it had does not matter then.
-    return size if size % 8192 == 0 else max(8192, 1 << size.bit_length())

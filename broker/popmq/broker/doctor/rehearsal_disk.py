@@ -26,24 +26,24 @@ class RehearsalDisk:
         if path in self._removed or not os.path.exists(path):
             if not create:
                 raise FileNotFoundError(path)
-            made = RehearsalFile(-1)
+            file = RehearsalFile(-1)
         else:
-            made = RehearsalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            file = RehearsalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         self._removed.discard(path)
-        self._files[path] = made
-        return made
+        self._files[path] = file
+        return file
 
     def exists(self, path: str) -> bool:
         return path in self._files or (path not in self._removed and os.path.exists(path))
 
     def names(self, folder: str) -> list[str]:
         try:
-            found = {name for name in os.listdir(folder) if f"{folder}/{name}" not in self._removed}
+            names = {name for name in os.listdir(folder) if f"{folder}/{name}" not in self._removed}
         except (FileNotFoundError, NotADirectoryError):
-            found = set()
+            names = set()
         prefix = folder + "/"
-        made = (path for path in self._files if path.startswith(prefix))
-        return sorted(found | {path[len(prefix) :].split("/")[0] for path in made})
+        paths = (path for path in self._files if path.startswith(prefix))
+        return sorted(names | {path[len(prefix) :].split("/")[0] for path in paths})
 
     def make_folder(self, path: str) -> None:
         return
@@ -69,6 +69,9 @@ class RehearsalDisk:
 
     def space(self, folder: str) -> tuple[int, int]:
         return 1 << 50, 1 << 50  # a full disk is not what a rehearsal looks for
+
+    def open_limit(self) -> int:
+        return 1000
 
     def close(self) -> None:
         for path in list(self._files):
@@ -131,7 +134,7 @@ class RehearsalFile:
     def truncate(self, size: int) -> None:
         self._shown = min(self._shown, size)
         number, at = divmod(size, _PAGE)
-        for later in [one for one in self._pages if one > number]:
+        for later in [page for page in self._pages if page > number]:
             del self._pages[later]
         if number in self._pages:
             self._pages[number][at:] = bytes(_PAGE - at)

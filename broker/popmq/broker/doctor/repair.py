@@ -35,14 +35,14 @@ def repair(data: str, findings: list[Finding], disk: SavingDisk | None = None) -
     room = f"{data}/{name}"
     repairs: list[Repair] = []
     for finding in findings:
-        repairs += (one for one in finding.repairs if one not in repairs)
+        repairs += (step for step in finding.repairs if step not in repairs)
     disk.make_folder(room)
     _write_report(disk, f"{room}/findings.json", findings)
-    for one in repairs:
-        one.save(disk, data, room)
+    for step in repairs:
+        step.save(disk, data, room)
     disk.sync_folder(data)
-    for one in repairs:
-        one.cut(disk, data)
+    for step in repairs:
+        step.cut(disk, data)
     return name
 
 
@@ -59,7 +59,7 @@ def _write_report(disk: SavingDisk, path: str, findings: list[Finding]) -> None:
 def as_fields(finding: Finding) -> dict[str, object]:
     fields: dict[str, object] = asdict(finding)
     fields["need"] = finding.need.value
-    fields["repairs"] = [str(one) for one in finding.repairs]
+    fields["repairs"] = [str(step) for step in finding.repairs]
     return fields
 
 

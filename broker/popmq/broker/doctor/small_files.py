@@ -81,7 +81,7 @@ def small_file_findings(
                 "checkpoint",
                 checkpoint.position,
                 "no record starts or ends at this position",
-                "a start trusts index units that nobody vouched for",
+                "a start trusts index units that were never checked",
                 "remove it: the next start rebuilds the index",
                 RequiredAction.REPAIR,
                 (MoveFiles(("checkpoint",)),),

@@ -33,7 +33,7 @@ class FifoQueueScan:
         queue_id: int,
         progress: FifoProgress,
         *,
-        wanted: MessageFilter,
+        requested: MessageFilter,
         open_limit: int,
         look_at: int,
     ) -> None:
@@ -43,7 +43,7 @@ class FifoQueueScan:
         self._metrics = metrics
         self._place = (topic_id, queue_id)
         self.queue = store.queue(topic_id, queue_id)
-        self._wanted = wanted
+        self._wanted = requested
         self._open_limit = open_limit
         self.left = look_at
         self._read: dict[int, StoredMessage] = {}  # by this visit
@@ -72,8 +72,8 @@ class FifoQueueScan:
         """
         taken: list[tuple[int, QueueUnit]] = []
         while len(taken) < room:
-            found = self.order.next_ready()
-            if found is None:
+            ready = self.order.next_ready()
+            if ready is None:
                 try:
                     if not self._look_on():
                         break
@@ -82,7 +82,7 @@ class FifoQueueScan:
                         break  # these can leave; the next receive waits for the disk
                     raise
                 continue
-            offset, unit = found
+            offset, unit = ready
             if not self._wanted.may_match_hash(unit.tag_hash):
                 self._metrics.filtered += 1
                 self._pass_over(offset)
@@ -92,7 +92,7 @@ class FifoQueueScan:
                 self.order.returned(offset)
                 break
             batch.bytes_left -= unit.size
-            taken.append(found)
+            taken.append(ready)
         return taken
 
     def read(self, taken: list[tuple[int, QueueUnit]]) -> list[tuple[int, StoredMessage]]:
@@ -118,7 +118,9 @@ class FifoQueueScan:
         if low <= at:
             return
         unknown = [offset for offset in kept if offset not in order.open]
-        units = [(one, self._bodies.unit_at((*self._place, one), wait=False)) for one in unknown]
+        units = [
+            (offset, self._bodies.unit_at((*self._place, offset), wait=False)) for offset in unknown
+        ]
         self._enter(units)
         for offset in set(order.waiting_between(at, low)).difference(kept):
             order.skip(offset)
@@ -147,7 +149,7 @@ class FifoQueueScan:
         next_over = progress.finished.next_start(offset)
         if next_over is not None:
             limit = min(limit, next_over - offset)
-        wanted: list[tuple[int, QueueUnit]] = []
+        requested: list[tuple[int, QueueUnit]] = []
         passed: list[tuple[int, int]] = []  # runs of them
         end, size = offset, 0
         for unit in self.queue.units(offset, limit, wait=False):
@@ -156,13 +158,13 @@ class FifoQueueScan:
             ):
                 start = passed.pop()[0] if passed and passed[-1][1] == end else end
                 passed.append((start, end + 1))
-            elif wanted and size + unit.size > _READ_BYTES:
+            elif requested and size + unit.size > _READ_BYTES:
                 break
             else:
-                wanted.append((end, unit))
+                requested.append((end, unit))
                 size += unit.size
             end += 1
-        self._enter(wanted)
+        self._enter(requested)
         for start, behind in passed:
             progress.skip_filtered(start, behind)
             self._metrics.filtered += behind - start
@@ -206,7 +208,7 @@ class FifoQueueScan:
         self.progress.skip_filtered(offset, offset + 1)
 
 
-def units_to_look_at(wanted: MessageFilter) -> int:
+def units_to_look_at(requested: MessageFilter) -> int:
     """In one receive; less where each message has to be looked into."""
-    reads_all = not (wanted.matches_all or wanted.uses_tag_hash)
-    return max(1, (LOOK_UNITS if reads_all else _LOOK_UNITS) // wanted.cost)
+    reads_all = not (requested.matches_all or requested.uses_tag_hash)
+    return max(1, (LOOK_UNITS if reads_all else _LOOK_UNITS) // requested.cost)

@@ -6,8 +6,7 @@ there is no retry topic (docs/concepts/pop.md, FIFO groups).
 """
 
 from popmq.broker.deliveries.check_point_buffer import put_revive
-from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.order_info import OrderInfo
 from popmq.broker.deliveries.parked_keys import ParkedKey
 from popmq.broker.deliveries.pop_check_point import (
@@ -15,9 +14,8 @@ from popmq.broker.deliveries.pop_check_point import (
     FIFO,
     MEMBER_LIMIT,
     PUSH,
+    CheckPointRecord,
     PopCheckPoint,
-    ReviveKind,
-    ReviveRecord,
     UnparkAction,
     member_bits,
 )
@@ -45,80 +43,78 @@ class FifoService:
         self,
         store: MessageStore,
         registry: Registry,
-        table: CheckPointTable,
-        bodies: InFlightBodies,
+        deliveries: Deliveries,
         pops: PopService,
-        parking: ParkingService,
         settings: PopSettings,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._parking = parking
-        self._table = table
-        self._bodies = bodies
+        self._table = deliveries.table
+        self._bodies = deliveries.bodies
         self._pops = pops
         self._settings = settings
+        self.parking = ParkingService(store, registry, deliveries, pops.metrics, settings)
 
-    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
-        self._pops.start_pop(want)
-        batch = PopBatch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
-        for ck in self.received(want):
+        self._pops.start_pop(params)
+        batch = PopBatch(params.limit, min(params.reply_bytes, self._settings.reply_bytes))
+        for ck in self.received(params):
             self.repeat_deliveries(ck, batch)
         if not batch.deliveries:
-            self._take_resumed(want, batch)
-            queues = self._pops.queue_order(want)
-            batch.scan_units = units_to_look_at(want.filter)
+            self._take_resumed(params, batch)
+            queues = self._pops.queue_order(params)
+            batch.scan_units = units_to_look_at(params.filter)
             for number, queue_id in enumerate(queues):
-                self._take(want, want.topic, queue_id, batch, batch.share(len(queues) - number))
+                self._take(params, params.topic, queue_id, batch, batch.share(len(queues) - number))
             if not batch.deliveries:  # the queues may have been looked at far enough by now
-                self._take_resumed(want, batch)
-        return self._pops.finish(want, batch)
+                self._take_resumed(params, batch)
+        return self._pops.finish(params, batch)
 
-    def pop_queue_in_order(self, want: PopParams, queue_id: int, batch: PopBatch) -> bool:
+    def pop_queue_in_order(self, params: PopParams, queue_id: int, batch: PopBatch) -> bool:
         """Fill the batch from a lite topic: a queue in one line, in which nothing leaves while
         something is in flight. Returns whether more could leave at once."""
-        look_at = units_to_look_at(want.filter)
-        visit = self._visit(want, want.topic, queue_id, look_at, LINE_OPEN)
-        if not self._fill(want, want.topic, visit, batch):
+        look_at = units_to_look_at(params.filter)
+        visit = self._visit(params, params.topic, queue_id, look_at, LINE_OPEN)
+        if not self._fill(params, params.topic, visit, batch):
             return True
         return not visit.progress.in_flight_offsets and (visit.order.has_ready() or visit.rest > 0)
 
-    def has_ready(self, want: PopParams) -> bool:
+    def has_ready(self, params: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
-        if self.received(want):
+        if self.received(params):
             return True
         return any(
             visit.rest or visit.order.has_ready()
             for visit in (
-                self._visit(want, want.topic, queue_id)
-                for queue_id in self._pops.queue_order(want, begins=False)
+                self._visit(params, params.topic, queue_id)
+                for queue_id in self._pops.queue_order(params, begins=False)
             )
         )
 
     def _take(
-        self, want: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, share: int
+        self, params: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, share: int
     ) -> None:
         """Fill the batch from one queue and write the check points of what was taken; at most
         about `share` units are looked at."""
-        visit = self._visit(want, topic, queue_id, share)
-        self._fill(want, topic, visit, batch)
+        visit = self._visit(params, topic, queue_id, share)
+        self._fill(params, topic, visit, batch)
         batch.scan_units -= share - visit.left
-        self._parking.choose_keys_to_park(want.group, topic, queue_id, visit)
+        self.parking.choose_keys_to_park(params.group, topic, queue_id, visit)
         batch.remaining += visit.rest
 
     def _visit(
         self,
-        want: PopParams,
+        params: PopParams,
         topic: TopicConfig,
         queue_id: int,
         look_at: int = 0,
         open_limit: int = 0,
     ) -> FifoQueueScan:
-        progress = self._progress(want, topic, queue_id)
+        progress = self._progress(params, topic, queue_id)
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
-            for key in self._table.parked.of_group(want.group.id):
+            for key in self._table.parked.of_group(params.group.id):
                 if (key.topic_id, key.queue_id) == (topic.id, queue_id):
                     progress.order.park(key.name)
         return FifoQueueScan(
@@ -128,18 +124,18 @@ class FifoService:
             topic.id,
             queue_id,
             progress,
-            wanted=want.filter,
+            requested=params.filter,
             open_limit=open_limit or self._settings.fifo_open_offsets,
             look_at=look_at,
         )
 
-    def _progress(self, want: PopParams, topic: TopicConfig, queue_id: int) -> FifoProgress:
-        progress = self._pops.progress(want.group, topic, queue_id)
-        assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
+    def _progress(self, params: PopParams, topic: TopicConfig, queue_id: int) -> FifoProgress:
+        progress = self._pops.progress(params.group, topic, queue_id)
+        assert isinstance(progress, FifoProgress), f"group {params.group.name} keeps no order"
         return progress
 
     def _fill(
-        self, want: PopParams, topic: TopicConfig, visit: FifoQueueScan, batch: PopBatch
+        self, params: PopParams, topic: TopicConfig, visit: FifoQueueScan, batch: PopBatch
     ) -> bool:
         """Take what fits from the visit; False when a body has to come from the disk first."""
         left = batch.bytes_left
@@ -147,63 +143,62 @@ class FifoService:
             visit.expire()
             there = visit.rest or visit.order.has_ready()
             room = self._pops.in_flight_room(visit.progress, batch) if there else 0
-            found = visit.read(visit.choose(batch, room)) if room > 0 else []
+            messages = visit.read(visit.choose(batch, room)) if room > 0 else []
         except ColdRead as cold:
             batch.bytes_left = left
             batch.cold.append(cold)
             return False
-        self._deliver(want, topic, visit, found, batch)
+        self._deliver(params, topic, visit, messages, batch)
         return True
 
     def _deliver(
         self,
-        want: PopParams,
+        params: PopParams,
         topic: TopicConfig,
         visit: FifoQueueScan,
-        found: list[tuple[int, StoredMessage]],
+        messages: list[tuple[int, StoredMessage]],
         batch: PopBatch,
     ) -> None:
         """Check points of at most 64 offsets each, and their deliveries."""
-        if found:
-            batch.position = found[-1][1].header.position
+        if messages:
+            batch.position = messages[-1][1].header.position
         first = 0
-        while first < len(found):
-            start = found[first][0]
+        while first < len(messages):
+            start = messages[first][0]
             behind = first
             members = 0
-            while behind < len(found) and found[behind][0] - start < MEMBER_LIMIT:
-                members |= 1 << (found[behind][0] - start)
+            while behind < len(messages) and messages[behind][0] - start < MEMBER_LIMIT:
+                members |= 1 << (messages[behind][0] - start)
                 behind += 1
-            record = ReviveRecord(
-                ReviveKind.CHECK_POINT,
+            record = CheckPointRecord(
                 self._store.epoch,
                 self._pops.next_sequence(),
                 members,
                 start_offset=start,
                 topic_id=topic.id,
-                group_id=want.group.id,
+                group_id=params.group.id,
                 queue_id=visit.queue_id,
-                old_epoch=want.attempt_id,
-                link=visit.progress.committed,
-                revive_at_ms=self._store.log_ms() + want.invisible_ms,
-                client=want.client,
-                flags=FIFO | AUTO_RENEW | PUSH if want.auto_renew else FIFO,
+                attempt_id=params.attempt_id,
+                next_offset=visit.progress.committed,
+                revive_at_ms=self._store.log_ms() + params.invisible_ms,
+                client=params.client,
+                flags=FIFO | AUTO_RENEW | PUSH if params.auto_renew else FIFO,
             )
             put_revive(self._store, self._table, record)
-            some = [(offset, content_of(message)) for offset, message in found[first:behind]]
+            some = [(offset, content_of(message)) for offset, message in messages[first:behind]]
             self._pops.deliver(batch.deliveries, record, some, visit.progress.attempts)
             first = behind
 
     # -- parked keys that were resumed
 
-    def _take_resumed(self, want: PopParams, batch: PopBatch) -> None:
+    def _take_resumed(self, params: PopParams, batch: PopBatch) -> None:
         """Their messages come out of the parking queue, in the order that they had before."""
-        keys = self._table.parked.resumed(want.group.id, want.topic.id)
+        keys = self._table.parked.resumed(params.group.id, params.topic.id)
         if not keys:
             return
         parking = self._registry.topic_by_id(keys[0].parking_id)
         assert parking is not None, "keys parked in no topic"
-        progress = self._progress(want, parking, 0)
+        progress = self._progress(params, parking, 0)
         if progress.order is None:
             progress.order = OrderInfo(0)
         # What is parked had passed the filter already.
@@ -214,25 +209,25 @@ class FifoService:
             parking.id,
             0,
             progress,
-            wanted=EVERYTHING,
+            requested=EVERYTHING,
             open_limit=1 << 60,
             look_at=0,
         )
         left = batch.bytes_left
         try:
             for key in keys:
-                if want.queue_id in (-1, key.queue_id):
+                if params.queue_id in (-1, key.queue_id):
                     self._feed(key, visit)
             room = self._pops.in_flight_room(progress, batch) if visit.order.has_ready() else 0
             taken = visit.choose(batch, room) if room > 0 else []
-            found = visit.read(taken)
+            messages = visit.read(taken)
         except ColdRead as cold:
             batch.bytes_left = left
             batch.cold.append(cold)
             return
-        self._deliver(want, parking, visit, found, batch)
-        for offset in {offset for offset, _ in taken} - {offset for offset, _ in found}:
-            self._parking.set_action(
+        self._deliver(params, parking, visit, messages, batch)
+        for offset in {offset for offset, _ in taken} - {offset for offset, _ in messages}:
+            self.parking.set_action(
                 keys[0].group_id, parking.id, offset, UnparkAction.SKIP, alone=True
             )
 
@@ -258,21 +253,21 @@ class FifoService:
 
     # -- the same receive once more
 
-    def received(self, want: PopParams) -> list[PopCheckPoint]:
+    def received(self, params: PopParams) -> list[PopCheckPoint]:
         """What a receive of this attempt id was given and still has."""
-        if not want.attempt_id:
+        if not params.attempt_id:
             return []
         now_ms = self._store.log_ms()
-        name = topics.parked_topic(want.group.name, want.topic.name)
-        places = (self._registry.find_topic(name), want.topic)
+        name = topics.parked_topic(params.group.name, params.topic.name)
+        places = (self._registry.find_topic(name), params.topic)
         return [
             ck
             for topic in places
             if topic is not None
             for ck in self._table.receives.of(
-                (want.group.id, topic.id, want.client, want.attempt_id)
+                (params.group.id, topic.id, params.client, params.attempt_id)
             )
-            if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
+            if params.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
         ]
 
     def repeat_deliveries(self, ck: PopCheckPoint, batch: PopBatch) -> None:
@@ -280,24 +275,14 @@ class FifoService:
         ck.repeated = True
         members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]
         units = [self._bodies.unit_of(ck, member, wait=False) for member in members]
-        record = ReviveRecord(
-            ReviveKind.CHECK_POINT,
-            ck.epoch,
-            ck.sequence,
-            ck.members,
-            start_offset=ck.start_offset,
-            topic_id=ck.topic_id,
-            group_id=ck.group_id,
-            queue_id=ck.queue_id,
-        )
         messages = self._store.reader.read(units, wait=False)
-        found = [
+        offsets = [
             (ck.offset_of(member), content_of(message))
             for member, message in zip(members, messages, strict=True)
             if not isinstance(message, DamagedMessage)
         ]
         progress = self._table.progress(*ck.place)
         assert isinstance(progress, FifoProgress), "a FIFO check point without progress"
-        if found:
-            self._pops.deliver(batch.deliveries, record, found, progress.attempts)
+        if offsets:
+            self._pops.deliver(batch.deliveries, ck, offsets, progress.attempts)
             batch.position = units[-1].position

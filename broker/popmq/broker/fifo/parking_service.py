@@ -7,10 +7,9 @@ Each move is one record, which is the end of the message in its first place.
 """
 
 from popmq.broker.deliveries.check_point_buffer import put_revive
-from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.parked_keys import ParkedKey
-from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, UnparkAction
+from popmq.broker.deliveries.pop_check_point import UnparkAction, UnparkRecord
 from popmq.broker.deliveries.queue_progress import FifoProgress, GroupQueue
 from popmq.broker.fifo.fifo_queue_scan import FifoQueueScan
 from popmq.broker.log.message_reader import DamagedMessage
@@ -21,7 +20,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
-from popmq.common.record.message import RevivalToken, Stamp, StoredMessage
+from popmq.common.record.message import ParkedMessage, RevivalToken, Stamp, StoredMessage
 from popmq.common.record.message_deadline import without_deadline
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
@@ -35,15 +34,14 @@ class ParkingService:
         self,
         store: MessageStore,
         registry: Registry,
-        table: CheckPointTable,
-        bodies: InFlightBodies,
+        deliveries: Deliveries,
         metrics: PopMetrics,
         settings: PopSettings,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
-        self._bodies = bodies
+        self._table = deliveries.table
+        self._bodies = deliveries.bodies
         self._metrics = metrics
         self._settings = settings
         self._moving: dict[GroupQueue, None] = {}  # queues with something to move
@@ -70,12 +68,12 @@ class ParkingService:
         progress.park_check_ms = now_ms + _LOOK_MS
         order = progress.order
         assert order is not None, "a visited queue without order info"
-        wanted = self._settings.fifo_open_offsets // 4 + 1
+        requested = self._settings.fifo_open_offsets // 4 + 1
         for _, key, waiting in order.stuck_keys(now_ms - self._settings.fifo_park_after_ms):
-            if wanted <= 0:
+            if requested <= 0:
                 break
             order.park(key)
-            wanted -= waiting
+            requested -= waiting
 
     # -- steps
 
@@ -122,10 +120,10 @@ class ParkingService:
                     if self._table.parked.find(*place, key) is None:
                         order.unpark(key)  # it was only chosen
                     break
-                found = order.next_follower(key)
-                if found is None:
+                follower = order.next_follower(key)
+                if follower is None:
                     break
-                self._park(place, progress, group, topic, key, found)
+                self._park(place, progress, group, topic, key, follower)
                 moved += 1
         return moved
 
@@ -136,9 +134,9 @@ class ParkingService:
         group: SubscriptionGroup,
         topic: TopicConfig,
         key: bytes,
-        found: tuple[int, QueueUnit],
+        follower: tuple[int, QueueUnit],
     ) -> None:
-        offset, unit = found
+        offset, unit = follower
         order = progress.order
         assert order is not None
         where = self._bodies.moved_to((topic.id, place[2], offset)) or unit
@@ -157,7 +155,7 @@ class ParkingService:
         target = self._topic(topics.parked_topic(group.name, topic.name))
         stamp = self._store.stamp()
         log_ms = stamp.log_ms
-        token = RevivalToken(False, 0, 0, 0, topic.id, place[2], offset, log_ms, parked=True)
+        token = RevivalToken(False, None, topic.id, place[2], offset, log_ms)
         attempt = message.attempt + progress.attempts.get(offset, 0)
         at = self._copy(target, message, token, attempt, stamp)
         self._table.parking.park(place, target.id, key, origin=offset, offset=at, log_ms=log_ms)
@@ -169,14 +167,14 @@ class ParkingService:
         progress = self._table.progress(key.group_id, key.parking_id, 0)
         assert isinstance(progress, FifoProgress), "a parking queue without progress"
         queue = self._store.queue(key.parking_id, 0)
-        wanted = [
+        requested = [
             offset
             for _, offset in key.messages[: limit + len(progress.in_flight_offsets)]
             if offset < min(key.action_end_offset, queue.count)
             and offset not in progress.in_flight_offsets
         ]
         moved = 0
-        for offset in wanted[:limit]:
+        for offset in requested[:limit]:
             if not self._may_copy():
                 break
             unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
@@ -188,14 +186,11 @@ class ParkingService:
             assert first is not None, "a parked message without its token"
             token = RevivalToken(
                 True,
-                0,
-                key.parking_id,
-                offset,
+                ParkedMessage(key.parking_id, offset),
                 first.topic_id,
                 first.queue_id,
                 first.queue_offset,
                 first.first_log_ms,
-                parked=True,
             )
             # The last delivery that ended is the attempt it stands for, if there was one.
             attempt = message.attempt + progress.attempts.get(offset, 0)
@@ -228,8 +223,10 @@ class ParkingService:
         )
 
     def _topic(self, name: str) -> TopicConfig:
-        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
-        return self._registry.find_topic(name) or self._registry.create_topic(wanted, internal=True)
+        requested = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
+        return self._registry.find_topic(name) or self._registry.create_topic(
+            requested, internal=True
+        )
 
     def _warm(self, cold: ColdRead) -> None:
         """An old body comes from the disk; the next steps do something else meanwhile."""
@@ -281,17 +278,16 @@ class ParkingService:
         """
         key = self._table.parked.owner(parking_id, offset)
         assert key is not None, "a word about no parked key"
-        end = 1 + (offset if alone else max(one for _, one in key.messages))
-        record = ReviveRecord(
-            ReviveKind.UNPARKED,
+        end = 1 + (offset if alone else max(message for _, message in key.messages))
+        record = UnparkRecord(
+            what,
             self._store.epoch,
             0,
             offset if alone else 0,
-            start_offset=offset,
-            topic_id=parking_id,
+            key_offset=offset,
+            parking_id=parking_id,
             group_id=group_id,
-            link=end,
-            flags=what,
+            end=end,
         )
         put_revive(self._store, self._table, record)
 

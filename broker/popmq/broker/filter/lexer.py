@@ -13,6 +13,8 @@ from popmq.common.errors import Code, Refused
 
 # Characters of a number, in an expression and in a property; its exponent has up to three digits.
 NUMBER_LIMIT = 64
+# A word takes up to 5 us to compile, and a filter may take 10 ms.
+WORDS_LIMIT = 2_048
 
 
 class TokenType(Enum):
@@ -69,7 +71,7 @@ def bad_expression(column: int, sentence: str) -> Refused:
 
 def tokens(expression: str) -> list[Token]:
     """All words and the end. Raises ILLEGAL_FILTER_EXPRESSION."""
-    found = []
+    found_tokens: list[Token] = []
     at = 0
     while at < len(expression):
         match = _WORD.match(expression, at)
@@ -78,10 +80,12 @@ def tokens(expression: str) -> list[Token]:
             hint = _HINTS.get(sign, "it belongs into no filter")
             raise bad_expression(at + 1, f"{sign!r} is not understood: {hint}")
         if match.lastgroup != "blank":
-            found.append(_token(match, at + 1))
+            if len(found_tokens) == WORDS_LIMIT:
+                raise bad_expression(at + 1, f"there are more than {WORDS_LIMIT} words and signs")
+            found_tokens.append(_token(match, at + 1))
         at = match.end()
-    found.append(Token(TokenType.END, "", len(expression) + 1))
-    return found
+    found_tokens.append(Token(TokenType.END, "", len(expression) + 1))
+    return found_tokens
 
 
 def number(text: str) -> Decimal | None:

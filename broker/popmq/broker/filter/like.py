@@ -26,10 +26,10 @@ def like(pattern: str, escape: str) -> Callable[[str], bool]:
             return False
         at, end = begun.end(), len(text) - tail_size
         for search in searches:
-            found = search.search(text, at)
-            if found is None:
+            match = search.search(text, at)
+            if match is None:
                 return False
-            at = found.end()
+            at = match.end()
         return at <= end and tail.fullmatch(text, end) is not None
 
     return test

@@ -24,31 +24,31 @@ class PropertyReader:
     """Reads the properties of some names, and skips the rest."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        wanted = set(names)
-        self._user = {name.encode(): name for name in wanted - _SYSTEM_NAMES.keys()}
-        self._system = {number: name for name, number in _SYSTEM_NAMES.items() if name in wanted}
+        requested = set(names)
+        self._user = {name.encode(): name for name in requested - _SYSTEM_NAMES.keys()}
+        self._system = {number: name for name, number in _SYSTEM_NAMES.items() if name in requested}
 
     def read(self, head: bytes, properties: bytes) -> dict[str, str]:
-        found: dict[str, str] = {}
+        results: dict[str, str] = {}
         if self._user:
-            self._read_user(head, found)
+            self._read_user(head, results)
         if self._system:
             for number, start, end in _texts(properties):
                 name = self._system.get(number)
                 if name is not None:
                     text = properties[start:end].decode(errors="replace")
-                    before = found.get(name) if number == KEYS else None
-                    found[name] = text if before is None else f"{before} {text}"
-        return found
+                    before = results.get(name) if number == KEYS else None
+                    results[name] = text if before is None else f"{before} {text}"
+        return results
 
-    def _read_user(self, head: bytes, found: dict[str, str]) -> None:
+    def _read_user(self, head: bytes, properties: dict[str, str]) -> None:
         for number, start, end in _texts(head):
             if number != _USER_PROPERTY:
                 continue
             key, value = _entry(head[start:end])
             name = self._user.get(key)
             if name is not None:
-                found[name] = value.decode(errors="replace")
+                properties[name] = value.decode(errors="replace")
 
 
 def _entry(data: bytes) -> tuple[bytes, bytes]:

@@ -6,8 +6,7 @@ Soft: a start forgets it, and the groups that asked longest ago leave at the bou
 from collections import OrderedDict
 
 from popmq.broker.filter.message_filter import MessageFilter
-
-GroupTopic = tuple[str, str]  # group, topic
+from popmq.common.topics import GroupTopic
 
 
 class RecentFilters:

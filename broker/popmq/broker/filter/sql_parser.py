@@ -55,8 +55,17 @@ def parse_sql(expression: str) -> Node:
 class SqlParser:
     def __init__(self, expression: str) -> None:
         self._tokens = tokens(expression)
+        # What `_is` and `_take` look at, some ten times for each word.
+        self._fixed = [
+            token.text if token.word is TokenType.KEYWORD or token.word is TokenType.SIGN else ""
+            for token in self._tokens
+        ]
         self._at = 0
         self._depth = 0
+
+    @property
+    def words(self) -> int:
+        return len(self._tokens)
 
     def parse(self) -> Node:
         token = self._next
@@ -173,7 +182,7 @@ class SqlParser:
         token = self._next
         right = self._operand()
         _check_comparable(compare, token, right)
-        kinds = {_kind(one) for one in (left, right) if isinstance(one, Constant)}
+        kinds = {_kind(operand) for operand in (left, right) if isinstance(operand, Constant)}
         if len(kinds) > 1:
             raise bad_expression(
                 token.column, f"{' and '.join(sorted(kinds))} cannot be compared with each other"
@@ -280,13 +289,13 @@ class SqlParser:
         return self._tokens[self._at]
 
     def _is(self, text: str) -> bool:
-        token = self._next
-        return token.text == text and token.word in (TokenType.KEYWORD, TokenType.SIGN)
+        return self._fixed[self._at] == text
 
     def _take(self, text: str) -> bool:
-        found = self._is(text)
-        self._at += found
-        return found
+        if self._fixed[self._at] != text:
+            return False
+        self._at += 1
+        return True
 
 
 def _unexpected(token: Token, expected: str) -> Exception:

@@ -35,12 +35,12 @@ _V = TypeVar("_V", str, Number, bool)
 _Read = Callable[[Properties], _V | None]
 
 _ORDERS: dict[ComparisonOperator, Callable[[Number, Number], bool]] = {
-    ComparisonOperator.EQUAL: lambda one, other: one == other,
-    ComparisonOperator.NOT_EQUAL: lambda one, other: one != other,
-    ComparisonOperator.LESS: lambda one, other: one < other,
-    ComparisonOperator.LESS_EQUAL: lambda one, other: one <= other,
-    ComparisonOperator.GREATER: lambda one, other: one > other,
-    ComparisonOperator.GREATER_EQUAL: lambda one, other: one >= other,
+    ComparisonOperator.EQUAL: lambda left, other: left == other,
+    ComparisonOperator.NOT_EQUAL: lambda left, other: left != other,
+    ComparisonOperator.LESS: lambda left, other: left < other,
+    ComparisonOperator.LESS_EQUAL: lambda left, other: left <= other,
+    ComparisonOperator.GREATER: lambda left, other: left > other,
+    ComparisonOperator.GREATER_EQUAL: lambda left, other: left >= other,
 }
 _BOOLEANS = {"true": True, "false": False}
 
@@ -62,9 +62,9 @@ def compiled(node: Node) -> Test:
         case Not(inner):
             return _negated(compiled(inner))
         case And(nodes):
-            return _every([compiled(one) for one in nodes])
+            return _every([compiled(node) for node in nodes])
         case Or(nodes):
-            return _some([compiled(one) for one in nodes])
+            return _some([compiled(node) for node in nodes])
         case _:
             assert_never(node)
 
@@ -73,7 +73,7 @@ def names_in(node: Node) -> Iterator[str]:
     """Every property that the tree looks at, some more than once."""
     match node:
         case Comparison(_, left, right):
-            yield from (one.name for one in (left, right) if isinstance(one, Property))
+            yield from (operand.name for operand in (left, right) if isinstance(operand, Property))
         case IsNull(Property(name)) | BooleanOperand(Property(name)):
             yield name
         case InList(name) | Like(name) | StringPredicate(_, name):
@@ -81,8 +81,8 @@ def names_in(node: Node) -> Iterator[str]:
         case Not(inner):
             yield from names_in(inner)
         case And(nodes) | Or(nodes):
-            for one in nodes:
-                yield from names_in(one)
+            for operand in nodes:
+                yield from names_in(operand)
 
 
 # -- predicates
@@ -91,15 +91,15 @@ def names_in(node: Node) -> Iterator[str]:
 def _is_null(operand: Operand) -> Test:
     if isinstance(operand, Constant):
         null = operand.value is None
-        return lambda found: null
+        return lambda properties: null
     name = operand.name
-    return lambda found: name not in found
+    return lambda properties: name not in properties
 
 
 def _comparison(node: Comparison) -> Test:
     """Compared as what the constant is; two properties as texts, or as numbers for their order."""
     compare, operands = node.compare, (node.left, node.right)
-    kinds = {type(one.value) for one in operands if isinstance(one, Constant)}
+    kinds = {type(operand.value) for operand in operands if isinstance(operand, Constant)}
     if bool in kinds:
         return _equality(compare, _boolean_of(node.left), _boolean_of(node.right))
     if str in kinds or not (kinds or compare.of_order):
@@ -107,18 +107,18 @@ def _comparison(node: Comparison) -> Test:
     left, right, order = _number_of(node.left), _number_of(node.right), _ORDERS[compare]
 
     def test(found: Properties) -> bool | None:
-        one, other = left(found), right(found)
-        return None if one is None or other is None else order(one, other)
+        value, other = left(found), right(found)
+        return None if value is None or other is None else order(value, other)
 
     return test
 
 
 def _equality(compare: ComparisonOperator, left: _Read[_V], right: _Read[_V]) -> Test:
-    wanted = compare is ComparisonOperator.EQUAL
+    requested = compare is ComparisonOperator.EQUAL
 
     def test(found: Properties) -> bool | None:
-        one, other = left(found), right(found)
-        return None if one is None or other is None else (one == other) is wanted
+        value, other = left(found), right(found)
+        return None if value is None or other is None else (value == other) is requested
 
     return test
 
@@ -126,28 +126,28 @@ def _equality(compare: ComparisonOperator, left: _Read[_V], right: _Read[_V]) ->
 def _text_of(operand: Operand) -> _Read[str]:
     if isinstance(operand, Constant):
         value = operand.value if isinstance(operand.value, str) else None
-        return lambda found: value
+        return lambda properties: value
     name = operand.name
-    return lambda found: found.get(name)
+    return lambda properties: properties.get(name)
 
 
 def _number_of(operand: Operand) -> _Read[Number]:
     if isinstance(operand, Constant):
         value = operand.value if isinstance(operand.value, Number) else None
-        return lambda found: value
+        return lambda properties: value
     return _converted(operand.name, number)
 
 
 def _boolean_of(operand: Operand) -> _Read[bool]:
     if isinstance(operand, Constant):
         value = operand.value if isinstance(operand.value, bool) else None
-        return lambda found: value
+        return lambda properties: value
     return _converted(operand.name, _boolean)
 
 
 def _converted(name: str, convert: Callable[[str], _V | None]) -> _Read[_V]:
-    def read(found: Properties) -> _V | None:
-        text = found.get(name)
+    def read(properties: Properties) -> _V | None:
+        text = properties.get(name)
         return None if text is None else convert(text)
 
     return read
@@ -160,8 +160,8 @@ def _boolean(text: str) -> bool | None:
 def _among(node: InList) -> Test:
     """As if the values were compared one after the other, joined by OR."""
     name = node.name
-    texts = frozenset(one for one in node.values if isinstance(one, str))
-    numbers = frozenset(one for one in node.values if not isinstance(one, str))
+    texts = frozenset(value for value in node.values if isinstance(value, str))
+    numbers = frozenset(value for value in node.values if not isinstance(value, str))
 
     def test(text: str) -> bool | None:
         if text in texts:
@@ -175,21 +175,21 @@ def _among(node: InList) -> Test:
 
 
 def _has(node: StringPredicate) -> Test:
-    wanted = node.text
+    requested = node.text
     match node.search:
         case StringOperator.CONTAINS:
-            return _of_text(node.name, lambda text: wanted in text)
+            return _of_text(node.name, lambda text: requested in text)
         case StringOperator.STARTSWITH:
-            return _of_text(node.name, lambda text: text.startswith(wanted))
+            return _of_text(node.name, lambda text: text.startswith(requested))
         case StringOperator.ENDSWITH:
-            return _of_text(node.name, lambda text: text.endswith(wanted))
+            return _of_text(node.name, lambda text: text.endswith(requested))
         case _:
             assert_never(node.search)
 
 
 def _of_text(name: str, test: Callable[[str], bool | None]) -> Test:
-    def run(found: Properties) -> bool | None:
-        text = found.get(name)
+    def run(properties: Properties) -> bool | None:
+        text = properties.get(name)
         return None if text is None else test(text)
 
     return run
@@ -209,8 +209,8 @@ def _negated(inner: Test) -> Test:
 def _every(tests: list[Test]) -> Test:
     def test(found: Properties) -> bool | None:
         known = True
-        for one in tests:
-            value = one(found)
+        for condition in tests:
+            value = condition(found)
             if value is False:
                 return False
             known = known and value is True
@@ -222,8 +222,8 @@ def _every(tests: list[Test]) -> Test:
 def _some(tests: list[Test]) -> Test:
     def test(found: Properties) -> bool | None:
         known = True
-        for one in tests:
-            value = one(found)
+        for condition in tests:
+            value = condition(found)
             if value is True:
                 return True
             known = known and value is False

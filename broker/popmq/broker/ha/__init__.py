@@ -1,5 +1,5 @@
-"""Replication: who is master, what slaves copy, what counts as confirmed, and what controllers
-are told.
+"""Replication: who is master, what slaves copy, what counts as confirmed, and the reports to
+controllers.
 
 Always holds: Confirmed means held by every replica of the SyncStateSet; one master per epoch; a
 replica truncates only what was not confirmed.

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from popmq.broker.ha.controller_wire import alter_to_wire, record_from_wire, view_from_wire
-from popmq.broker.ha.role import GroupRecord, GroupView
+from popmq.broker.ha.controller_wire import alter_to_wire, view_from_wire
+from popmq.broker.ha.role import GroupView
 from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.common.errors import Code, PopmqError
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.wire import controller_pb2 as pb
 
@@ -92,25 +93,27 @@ class ControllerClients:
     def reachable(self) -> bool:
         """Whether one of them answered lately."""
         now_ms = self._now_ms()
-        return any(now_ms - one.heard_ms < AWAY_MS for one in self._all)
+        return any(now_ms - client.heard_ms < AWAY_MS for client in self._all)
 
     def step(self) -> int:
         now_ms = self._now_ms()
-        for one in self._all:
-            if now_ms >= one.beat_due_ms and not one.beating:
-                self._beat(one, now_ms)
-            if self._watches and now_ms >= one.watch_due_ms and not one.watching:
-                self._watch(one)
+        for controller in self._all:
+            if now_ms >= controller.beat_due_ms and not controller.beating:
+                self._beat(controller, now_ms)
+            if self._watches and now_ms >= controller.watch_due_ms and not controller.watching:
+                self._watch(controller)
         return 0
 
     def heartbeat_now(self) -> None:
         """The role changed: tell them with the next step."""
-        for one in self._all:
-            one.beat_due_ms = 0
+        for controller in self._all:
+            controller.beat_due_ms = 0
 
     def alter(self, alter: AlterSyncStateSet) -> None:
         """Ask one that answers; SetKeeper asks again if nothing comes of it, and then another."""
-        lately = sorted(self._all, key=lambda one: (one.failed_ms, -one.heard_ms))
+        lately = sorted(
+            self._all, key=lambda controller: (controller.failed_ms, -controller.heard_ms)
+        )
         if lately:
             names = {"cluster": self._cluster, "group": self._group}
             self._alter(lately[0], alter_to_wire(alter, **names, leader=self._node.store_id))
@@ -119,81 +122,81 @@ class ControllerClients:
         self._ended = True
 
     def _ask(
-        self, one: _Controller, kind: Kind, body: bytes, timeout_ms: int, done: OnReply
+        self, controller: _Controller, kind: Kind, body: bytes, timeout_ms: int, done: OnReply
     ) -> None:
         def answered(reply: bytes | PopmqError) -> None:
             if self._ended:
                 return
             if not isinstance(reply, PopmqError):
-                one.heard_ms = self._now_ms()
+                controller.heard_ms = self._now_ms()
             try:
                 done(reply)
             except DecodeError:
                 logger.error("a controller's answer cannot be read", extra={"kind": kind.name})
 
-        one.port.request(kind, body, timeout_ms, answered)
+        controller.port.request(kind, body, timeout_ms, answered)
 
     # -- heartbeats
 
-    def _beat(self, one: _Controller, now_ms: int) -> None:
-        one.beating = True
-        one.beat_due_ms = now_ms + self._heartbeat_ms
+    def _beat(self, controller: _Controller, now_ms: int) -> None:
+        controller.beating = True
+        controller.beat_due_ms = now_ms + self._heartbeat_ms
 
         def done(reply: bytes | PopmqError) -> None:
-            one.beating = False
+            controller.beating = False
             if isinstance(reply, PopmqError):
-                self._beat_failed(one, reply)
+                self._beat_failed(controller, reply)
                 return
-            one.refused = None
-            told = pb.RegisterReply.FromString(reply)
-            self._heartbeat_ms = told.heartbeat_ms or self._heartbeat_ms
-            self._node.on_cluster(told)
-            if told.HasField("state"):
-                self._node.on_view(view_from_wire(told.state, self._now_ms()))
+            controller.refused = None
+            decoded_reply = pb.RegisterReply.FromString(reply)
+            self._heartbeat_ms = decoded_reply.heartbeat_ms or self._heartbeat_ms
+            self._node.on_cluster(decoded_reply)
+            if decoded_reply.HasField("state"):
+                self._node.on_view(view_from_wire(decoded_reply.state, self._now_ms()))
 
-        self._ask(one, Kind.REGISTER, self._node.registration(), ANSWER_MS, done)
+        self._ask(controller, Kind.REGISTER, self._node.registration(), ANSWER_MS, done)
 
-    def _beat_failed(self, one: _Controller, error: PopmqError) -> None:
+    def _beat_failed(self, controller: _Controller, error: PopmqError) -> None:
         away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
-        if not away and error.code is not one.refused:
+        if not away and error.code is not controller.refused:
             logger.warning("registration refused", extra={"reason": str(error)})
-        one.refused = None if away else error.code
+        controller.refused = None if away else error.code
 
     # -- orders
 
-    def _watch(self, one: _Controller) -> None:
-        one.watching = True
+    def _watch(self, controller: _Controller) -> None:
+        controller.watching = True
         body = pb.WatchGroupRequest(
             cluster=self._cluster,
             group=self._group,
-            known_view=one.known_view,
+            known_view=controller.known_view,
             wait_ms=WATCH_MS,
             store_id=self._node.store_id,
         ).SerializeToString()
 
         def done(reply: bytes | PopmqError) -> None:
-            one.watching = False
+            controller.watching = False
             if isinstance(reply, PopmqError):
-                one.watch_due_ms = self._now_ms() + AGAIN_MS
+                controller.watch_due_ms = self._now_ms() + AGAIN_MS
                 return
             view = view_from_wire(pb.WatchGroupReply.FromString(reply).state, self._now_ms())
-            one.known_view = view.view
+            controller.known_view = view.view
             self._node.on_view(view)
 
-        self._ask(one, Kind.WATCH_GROUP, body, WATCH_MS + ANSWER_MS, done)
+        self._ask(controller, Kind.WATCH_GROUP, body, WATCH_MS + ANSWER_MS, done)
 
     # -- the SyncStateSet
 
-    def _alter(self, one: _Controller, body: bytes) -> None:
+    def _alter(self, controller: _Controller, body: bytes) -> None:
         def done(reply: bytes | PopmqError) -> None:
             if isinstance(reply, PopmqError):
-                one.failed_ms = self._now_ms()
+                controller.failed_ms = self._now_ms()
                 logger.info("no answer to an alter request", extra={"reason": str(reply)})
                 return
-            told = pb.AlterSyncStateSetReply.FromString(reply)
-            if told.outcome == pb.AlterSyncStateSetReply.UNKNOWN:
-                one.failed_ms = self._now_ms()
-            if told.HasField("record"):
-                self._node.on_record(record_from_wire(told.record))
+            decoded_reply = pb.AlterSyncStateSetReply.FromString(reply)
+            if decoded_reply.outcome == pb.AlterSyncStateSetReply.UNKNOWN:
+                controller.failed_ms = self._now_ms()
+            if decoded_reply.HasField("record"):
+                self._node.on_record(GroupRecord.from_wire(decoded_reply.record))
 
-        self._ask(one, Kind.ALTER_SYNC_STATE_SET, body, ANSWER_MS, done)
+        self._ask(controller, Kind.ALTER_SYNC_STATE_SET, body, ANSWER_MS, done)

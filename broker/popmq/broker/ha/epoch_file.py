@@ -46,24 +46,18 @@ class EpochFile:
         """The log ends at `position` now."""
         self._write([entry for entry in self.entries if entry.start < position])
 
-    def cut_prefix(self, position: int) -> None:
-        """The log begins at `position` now: whose every record is gone needs no entry."""
-        ends = [entry.start for entry in self.entries[1:]]
-        gone = sum(1 for end in ends if end <= position)
-        self._write(self.entries[gone:])
-
     def clear(self) -> None:
         """The store is empty again."""
         self._write([])
 
     def entry_at(self, position: int) -> EpochEntry | None:
         """The epoch of the record at `position`; None for one older than all that is known."""
-        found = None
+        epoch_entry = None
         for entry in self.entries:
             if entry.start > position:
                 break
-            found = entry
-        return found
+            epoch_entry = entry
+        return epoch_entry
 
     def end_of_epoch(self, position: int, log_end: int) -> int:
         """Where the epoch of the record at `position` ends: a block may go no further."""

@@ -1,4 +1,5 @@
-"""Received: what clients may be told before disks have it (D2; docs/concepts/replication.md).
+"""Received: what clients may get as an answer before disks have it (D2;
+docs/concepts/replication.md).
 
 A send of a topic with `memory` waits until all of the set hold its bytes; a receive that wrote
 nothing waits until all of them spoke in this epoch after it.  Both are for the same reason: a
@@ -71,8 +72,8 @@ class MemoryConfirmation:
                 self._sync.acknowledge_early(position)
                 _tell(then)
         if self._receives:
-            heard = self._heard()
-            while self._receives and self._receives[0][0] <= heard:
+            connected = self._heard()
+            while self._receives and self._receives[0][0] <= connected:
                 _tell(self._receives.popleft()[1])
 
     def stop(self) -> None:

@@ -167,6 +167,7 @@ class ReplicationClient:
                 self._broker.log_id,
                 self._store.end,
                 self._store.replicas.segment_bytes,
+                replication.SIGNING_KEYS,
             )
         )
         self._link.begin()

@@ -175,6 +175,17 @@ class ReplicationServer:
             if follower.node == node:
                 follower.on_connection_closed(self._now_ms(), self._settings.laggard_ms)
 
+    def check_signing_keys(self) -> None:
+        """Raises PRECONDITION_FAILED while a slave would ignore another key: as the next master it
+        would refuse what that signs."""
+        for follower in self.followers.values():
+            if not follower.features & replication.SIGNING_KEYS:
+                raise Refused(
+                    Code.PRECONDITION_FAILED,
+                    f"node {follower.node} runs a release that has one key for receipt handles: "
+                    "upgrade it first",
+                )
+
     def _serve(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         match kind:
             case Kind.FETCH:
@@ -239,6 +250,7 @@ class ReplicationServer:
             mark_position=self._store.end,
             mark_ms=now_ms,
             tables=known.tables if known else TablesMark.EQUAL,
+            features=asked.features,
         )
         self.followers[asked.store_id] = follower
         self.sync.received_positions.pop(
@@ -266,16 +278,16 @@ class ReplicationServer:
         if store_id in self.followers or len(self.followers) < FOLLOWER_LIMIT:
             return
         silent = [
-            one
-            for one in self.followers.values()
-            if one.is_silent(now_ms, self._settings.laggard_ms)
-            and one.store_id not in self.sync.maximal_set
+            follower
+            for follower in self.followers.values()
+            if follower.is_silent(now_ms, self._settings.laggard_ms)
+            and follower.store_id not in self.sync.maximal_set
         ]
         if not silent:
             raise Refused(
                 Code.TOO_MANY_REQUESTS, f"{FOLLOWER_LIMIT} slaves are connected, which is the limit"
             )
-        del self.followers[min(silent, key=lambda one: one.last_seen_ms).store_id]
+        del self.followers[min(silent, key=lambda progress: progress.last_seen_ms).store_id]
 
     # -- acks
 
@@ -410,7 +422,11 @@ def _compare_every_ms(
     followers: Mapping[str, SlaveProgress], now_ms: int, laggard_ms: int
 ) -> int | None:
     """How often a slave that still speaks wants a snapshot to compare its tables with."""
-    marks = {one.tables for one in followers.values() if not one.is_silent(now_ms, laggard_ms)}
+    marks = {
+        follower.tables
+        for follower in followers.values()
+        if not follower.is_silent(now_ms, laggard_ms)
+    }
     if TablesMark.COMPARE in marks:
         return COMPARE_MS
     return COMPARE_AGAIN_MS if TablesMark.DIFFER in marks else None

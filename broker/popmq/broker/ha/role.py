@@ -7,6 +7,8 @@ an epoch that is new to it, so one that restarts waits for the next.
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from popmq.common.protocol.group_record import GroupRecord, TimerCheckPoint
+
 
 class BrokerRole(IntEnum):
     """Numbered as in `controller.proto`, which says what each means."""
@@ -23,16 +25,6 @@ MASTERS = (BrokerRole.OPENING, BrokerRole.MASTER, BrokerRole.HANDING_OVER)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRecord:
-    """The one record of a broker group: who leads, since which epoch, and who could (R1)."""
-
-    leader: str  # store id
-    epoch: int
-    members: frozenset[str]  # the SyncStateSet: store ids
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """A broker of the group as a controller knows it."""
 
@@ -43,35 +35,19 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class TimersHeard:
-    """The TimerCheckPoint of a master of `epoch`, and when it was so on this broker's clock."""
-
-    epoch: int
-    last_read_ms: int  # wall
-    queue_offset: int
-    taken_ms: int  # since boot, here
-
-    def is_newer_than(self, other: "TimersHeard | None") -> bool:
-        return other is None or self._age() > other._age()
-
-    def _age(self) -> tuple[int, int, int]:
-        return self.epoch, self.queue_offset, self.last_read_ms
-
-
-@dataclass(frozen=True, slots=True)
 class GroupView:
     """What a controller said of the group."""
 
     record: GroupRecord | None
     members: tuple[Member, ...] = ()
-    timers: TimersHeard | None = None
+    timers: TimerCheckPoint | None = None
     trouble: str = ""
     view: int = 0
 
     def address_of(self, store_id: str) -> str:
         """Where that store's broker is; empty when it is not known."""
-        found = [one.address for one in self.members if one.store_id == store_id]
-        return found[0] if found else ""
+        addresses = [member.address for member in self.members if member.store_id == store_id]
+        return addresses[0] if addresses else ""
 
 
 class RoleOrder(Enum):

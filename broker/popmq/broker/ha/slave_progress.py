@@ -41,6 +41,7 @@ class SlaveProgress:
     tables: TablesMark = TablesMark.EQUAL  # as it said with its last ack
     mark_position: int = field(default=0)
     mark_ms: int = field(default=0)
+    features: int = 0  # of its handshake
 
     def mark_seen(self, now_ms: int) -> None:
         self.last_seen_ms = now_ms

@@ -28,18 +28,18 @@ class SnapshotSource:
 
     def read(self, position: int, offset: int, size: int, on_reply: OnReply) -> None:
         """The bytes from `offset`; a refusal when the snapshot is not there any more."""
-        found: list[bytes] = []
+        blocks: list[bytes] = []
 
         def work() -> None:
             file = self._disk.open(f"{self._folder}/{position:020d}")
             try:
-                found.append(file.read(size, offset))
+                blocks.append(file.read(size, offset))
             finally:
                 file.close()
 
         def done(error: BaseException | None) -> None:
             if error is None:
-                on_reply(found[0])
+                on_reply(blocks[0])
             else:
                 text = f"the snapshot of position {position} cannot be read any more: {error}"
                 on_reply(Refused(Code.NOT_FOUND, text))

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from popmq.broker.ha.controller_wire import timers_to_wire
-from popmq.broker.ha.role import BrokerRole, GroupRecord, TimersHeard
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
+from popmq.common.protocol.group_record import GroupRecord, TimerCheckPoint
 from popmq.common.settings.settings import Settings
 from popmq.common.wire import controller_pb2 as controller
 from popmq.common.wire import replication_pb2 as pb
@@ -38,7 +38,7 @@ class BrokerStatus:
     lag_bytes: int  # of a slave behind its master; of a master: of the slave furthest behind
     copying_from: int  # 0 and 0 when nothing is copied
     copying_to: int
-    timers: TimersHeard | None  # newest TimerCheckPoint of a master, this one included
+    timers: TimerCheckPoint | None  # newest TimerCheckPoint of a master, this one included
     now_ms: int
     trouble: str
     state_hash: tuple[int, int]  # of the newest snapshot: position and hash of its tables
@@ -51,13 +51,13 @@ class BrokerStatus:
 
     @property
     def members(self) -> frozenset[str]:
-        return self.record.members if self.record else frozenset()
+        return frozenset(self.record.sync_state_set) if self.record else frozenset()
 
 
 def registration(status: BrokerStatus) -> bytes:
     """A heartbeat."""
     settings = status.settings
-    made = controller.RegisterRequest(
+    request = controller.RegisterRequest(
         cluster=settings.cluster.name,
         broker=controller.BrokerAddress(
             broker=settings.broker.name,
@@ -81,17 +81,17 @@ def registration(status: BrokerStatus) -> bytes:
         moves_timers=status.moves_timers,
     )
     tables, wish = status.tables, status.rebuild_wish
-    made.tables_equal_at = tables.equal_at
+    request.tables_equal_at = tables.equal_at
     if tables.differs_now:
-        made.tables_differ_at = tables.known.differs_at
-        made.tables_hash_at, own_hash = tables.newest
-        made.tables_hash = f"{own_hash:032x}"
+        request.tables_differ_at = tables.known.differs_at
+        request.tables_hash_at, own_hash = tables.newest
+        request.tables_hash = f"{own_hash:032x}"
     if wish is not None:
         tables_differ = wish.because_of_tables
-        made.asks_rebuild = controller.TABLES_DIFFER if tables_differ else controller.LOG_DIFFERS
+        request.asks_rebuild = controller.TABLES_DIFFER if tables_differ else controller.LOG_DIFFERS
     if status.timers is not None:
-        made.timer_check_point.CopyFrom(timers_to_wire(status.timers, status.now_ms))
-    return made.SerializeToString()
+        request.timer_check_point.CopyFrom(status.timers.to_wire(status.now_ms))
+    return request.SerializeToString()
 
 
 def described(status: BrokerStatus) -> bytes:
@@ -113,14 +113,14 @@ def described(status: BrokerStatus) -> bytes:
         confirmed=status.confirmed,
         slaves=[
             pb.DescribeRoleReply.Slave(
-                store_id=one.store_id,
-                node=one.node,
-                acked=one.acked,
-                lag_bytes=max(0, status.end - one.acked),
-                in_sync=one.in_sync,
-                silent_ms=one.silent_ms,
+                store_id=slave.store_id,
+                node=slave.node,
+                acked=slave.acked,
+                lag_bytes=max(0, status.end - slave.acked),
+                in_sync=slave.in_sync,
+                silent_ms=slave.silent_ms,
             )
-            for one in status.slaves
+            for slave in status.slaves
         ],
         trouble=status.trouble,
         state_hash_position=status.state_hash[0],

@@ -67,7 +67,7 @@ class SyncStateSetUpdater:
                 self._sync.stop_waiting_for(store_id)
         proposal = self._sync.proposal
         if proposal is not None:
-            dead = [one for one in self._sync.pending if self._is_gone(one, now_ms)]
+            dead = [name for name in self._sync.pending if self._is_gone(name, now_ms)]
             if dead and proposal.sync_state_set != self._sync.members:
                 return self._send(self._sync.cancel(), now_ms)
             if now_ms - self._asked_ms >= ASK_AGAIN_MS:
@@ -82,20 +82,20 @@ class SyncStateSetUpdater:
 
     def _shrink(self, now_ms: int) -> AlterSyncStateSet | None:
         members = sorted(self._sync.members - {self._sync.own_id})
-        laggards = [one for one in members if self._lags(one, now_ms)]
+        laggards = [member for member in members if self._lags(member, now_ms)]
         # The one that is the furthest behind: it is waited for the longest.
-        laggards.sort(key=lambda one: self._sync.acked.get(one, -1))
+        laggards.sort(key=lambda name: self._sync.acked.get(name, -1))
         leaving = laggards
         if self._has_equal_member(now_ms):
             # A store with other tables holds all that is confirmed: it leaves after the laggards.
-            leaving = laggards + [one for one in members if self._differs(one)]
+            leaving = laggards + [member for member in members if self._differs(member)]
         return self._sync.shrink(leaving[0]) if leaving else None
 
     def _has_equal_member(self, now_ms: int) -> bool:
         """Whether another member has this master's tables. If none has, the master may be wrong.
         The log of a store with other tables is a complete copy, so it stays in the set then."""
         others = self._sync.members - {self._sync.own_id}
-        return any(not self._differs(one) and not self._lags(one, now_ms) for one in others)
+        return any(not self._differs(name) and not self._lags(name, now_ms) for name in others)
 
     def _expand(self, end: int, now_ms: int) -> AlterSyncStateSet | None:
         """Only with a controller there: whoever is being added cannot be dropped without one."""

@@ -3,7 +3,7 @@
 A slave compares its tables with the master's at each snapshot.  One with other tables stays out
 of the SyncStateSet and may rebuild its store once, when the controller allows it.  If the tables
 differ again after that rebuild the store is kept for `popmq doctor diff`.  What was found is on
-the disk, so that a restart changes nothing (docs/concepts/replication.md, "State on slaves").
+the disk, so that a restart changes nothing (docs/concepts/diverging-tables.md, "State on slaves").
 """
 
 import logging
@@ -179,5 +179,5 @@ class TablesCheck:
             logger.error("not readable, taken for absent", extra={"path": self._path})
             return Divergence()
         names = asdict(Divergence()).keys()
-        found = {name: int(value, 16) for name, value in lines or () if name in names}
-        return replace(Divergence(), **found)
+        hashes = {name: int(value, 16) for name, value in lines or () if name in names}
+        return replace(Divergence(), **hashes)

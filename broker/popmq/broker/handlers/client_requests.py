@@ -1,10 +1,18 @@
-"""ClientRequests: sends, receives and news of clients, with their names looked up."""
+"""ClientRequests: sends, receives and news of clients, with their names looked up.
+
+LIST_CLIENTS: the clients that proxies have described.
+"""
+
+from collections.abc import Sequence
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.client_liveness import attempt_number, client_number
+from popmq.broker.deliveries.described_clients import BYTES_LIMIT, DESCRIPTIONS_LIMIT
 from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.filter.request_filter import compile_filter
+from popmq.broker.handlers.request import Request
 from popmq.broker.lite.lite_service import LiteService
+from popmq.broker.operations.resumable_reads import ResumableRead
 from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.common import topics
 from popmq.common.errors import Code, OtherIncarnation, Refused, Unavailable
@@ -15,7 +23,10 @@ from popmq.common.protocol.messaging_payloads import (
     PutResult,
 )
 from popmq.common.protocol.pop_reply import PopReplyBuilder
-from popmq.common.topics import MessageType, is_ordered
+from popmq.common.wire import admin_pb2 as pb
+
+_CLIENTS_A_STEP = 256
+LIST_BYTES = 512 << 10  # of a reply, about: proxies join those of all brokers in one turn
 
 
 class ClientRequests:
@@ -43,7 +54,7 @@ class ClientRequests:
         topic = self._broker.directory.topic(request.topic, least_id=request.topic_id)
         group = self._broker.directory.group(request.group, least_id=request.group_id)
         if request.auto_renew:
-            self._broker.liveness.mark_seen(
+            self._broker.deliveries.liveness.mark_seen(
                 client_number(request.client_id), self._broker.store.log_ms()
             )
         if not topic.readable:
@@ -62,31 +73,86 @@ class ClientRequests:
             filter=compile_filter(
                 self._broker.sql_filters, request.filter_type, request.expression
             ),
-            client=self._broker.clients.number(request.client_id),
+            client=self._broker.deliveries.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
             attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
         )
 
-    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
         """See `PopService.pop`; a FIFO group's in the order of each message group."""
-        return self._pops_of(want).pop(want)
+        return self._pops_of(params).pop(params)
 
-    def has_ready(self, want: PopParams) -> bool:
+    def has_ready(self, params: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes no check point."""
-        return self._pops_of(want).has_ready(want)
+        return self._pops_of(params).has_ready(params)
 
-    def _pops_of(self, want: PopParams) -> PopService | FifoService | LiteService:
-        if not is_ordered(want.group, want.topic):
-            return self._broker.pops
+    def _pops_of(self, params: PopParams) -> PopService | FifoService | LiteService:
+        if not params.topic.kind.is_ordered(params.group):
+            return self._broker.pop.service
         self._broker.buffer.flush_acks()  # a receive that comes again gets what is not acked
-        return self._broker.lites if want.topic.type is MessageType.LITE else self._broker.fifo
+        return self._broker.lites if params.topic.kind.has_lite_topics else self._broker.fifo
 
-    def on_clients_report(self, report: ClientsReport) -> None:
-        """A proxy heard these clients; those that left get nothing back any more."""
+    def on_clients_report(self, report: ClientsReport) -> Sequence[str]:
+        """A proxy heard these clients; those that left get nothing back any more.
+
+        Returns the ids of those of which there is no description, and room for one.
+        """
         now_ms = self._broker.store.log_ms()
         for client_id in report.alive:
-            self._broker.liveness.mark_seen(client_number(client_id), now_ms)
+            self._broker.deliveries.liveness.mark_seen(client_number(client_id), now_ms)
         for client_id in report.closed:
-            self._broker.revive.release_deliveries(client_number(client_id))
+            self._broker.pop.revive.release_deliveries(client_number(client_id))
             self._broker.lites.on_client_closed(client_number(client_id))
+            self._broker.deliveries.described.on_client_closed(client_id)
+        return self._take_descriptions(report, now_ms) if report.described else ()
+
+    def _take_descriptions(self, report: ClientsReport, now_ms: int) -> Sequence[str]:
+        table = self._broker.deliveries.described
+        news = pb.DescribedClients.FromString(report.described)
+        for client in news.clients:
+            connection = client.connections[0] if client.connections else client.connections.add()
+            connection.proxy = news.proxy
+            table.put(client.client_id, news.proxy, client.SerializeToString(), now_ms)
+        for client_id in news.left:
+            table.on_left(client_id, news.proxy)
+        alive = report.alive
+        unknown = [name for name in alive if not table.mark_seen(name, news.proxy, now_ms)]
+        return unknown if table.has_room else ()
+
+
+def list_clients(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    return _list_clients(broker, pb.ListClientsRequest.FromString(request.body))
+
+
+def _list_clients(broker: Broker, asked: pb.ListClientsRequest) -> ResumableRead[bytes]:
+    table = broker.deliveries.described
+    reply = pb.ListClientsReply(status=pb.Status(code=Code.OK, message="OK"))
+    if not table.has_room:
+        reply.incomplete = (
+            f"it holds descriptions of {DESCRIPTIONS_LIMIT} clients or {BYTES_LIMIT} bytes, which "
+            "is its limit: there may be more clients"
+        )
+    last, left_bytes = "", LIST_BYTES
+    for number, (client_id, description) in enumerate(table.items(asked.after), 1):
+        if number % _CLIENTS_A_STEP == 0:
+            yield None
+        if left_bytes <= 0 and client_id != last:
+            reply.until = last
+            break
+        client = pb.ConnectedClient.FromString(description.content)
+        if not _is_asked_for(client, asked):
+            continue
+        client.connections[0].silent_ms = max(0, broker.store.log_ms() - description.heard_ms)
+        left_bytes -= len(description.content)
+        last = client_id
+        reply.clients.append(client)
+    reply.now_ms = broker.clock.wall_ms()
+    return reply.SerializeToString()
+
+
+def _is_asked_for(client: pb.ConnectedClient, asked: pb.ListClientsRequest) -> bool:
+    if asked.group and all(group.name != asked.group for group in client.groups):
+        return False
+    subscriptions = (item.topic for group in client.groups for item in group.subscriptions)
+    return not asked.topic or asked.topic in (*client.topics, *subscriptions)

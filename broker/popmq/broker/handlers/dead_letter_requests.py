@@ -4,7 +4,7 @@ from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.request import Request
-from popmq.broker.operations.redrive_service import DeadLetterFilter
+from popmq.broker.operations.redrive_service import DeadLetterFilter, reason_of
 from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common import topics
 from popmq.common.disk import ColdRead
@@ -28,8 +28,8 @@ SCANNED_LIMIT = 20_000  # a request looks through so many, and says where to go 
 
 
 _SYSTEM_GROUPS = frozenset(
-    one.removeprefix(topics.DLQ_PREFIX)
-    for one in (topics.TIMER_DLQ_TOPIC, topics.TRANSACTION_DLQ_TOPIC)
+    name.removeprefix(topics.DLQ_PREFIX)
+    for name in (topics.TIMER_DLQ_TOPIC, topics.TRANSACTION_DLQ_TOPIC)
 )
 
 
@@ -57,11 +57,11 @@ class _Letters:
         """The topic, unless it was deleted since; what expired since is passed over."""
         if not self.meant or self.topic is None:
             return None
-        found = self.broker.registry.topic_by_id(self.topic.id)
-        if found is not None:
-            queue = self.broker.store.queue(found.id, 0)
+        topic = self.broker.registry.topic_by_id(self.topic.id)
+        if topic is not None:
+            queue = self.broker.store.queue(topic.id, 0)
             self.offset = max(self.offset, queue.min_offset)
-        return found
+        return topic
 
 
 def reject(broker: Broker, request: Request) -> ResumableRead[bytes]:
@@ -73,7 +73,7 @@ def _reject(broker: Broker, rejected: AckRequest) -> ResumableRead[bytes]:
     results: list[AckResult] = []
     topic, group = rejected.topic, rejected.group
     for handle in rejected.handles:
-        move = partial(broker.acks.reject, topic=topic, group=group, handle=handle)
+        move = partial(broker.pop.acks.reject, topic=topic, group=group, handle=handle)
         try:
             yield from read_now(move)
             results.append(AckResult())
@@ -83,25 +83,25 @@ def _reject(broker: Broker, rejected: AckRequest) -> ResumableRead[bytes]:
 
 
 def list_dead_letters(broker: Broker, request: Request) -> ResumableRead[bytes]:
-    wanted = pb.ListDeadLettersRequest.FromString(request.body)
+    requested = pb.ListDeadLettersRequest.FromString(request.body)
     # Those of system groups too: operators have to see which messages were given up.
-    if wanted.group not in _SYSTEM_GROUPS:
-        topics.check_group_name(wanted.group)
+    if requested.group not in _SYSTEM_GROUPS:
+        topics.check_group_name(requested.group)
     letters = _Letters(
         broker,
-        group=wanted.group,
-        at=wanted.broker,
-        from_offset=wanted.from_offset,
-        limit=wanted.limit,
+        group=requested.group,
+        at=requested.broker,
+        from_offset=requested.from_offset,
+        limit=requested.limit,
     )
-    return _list(broker, wanted, letters)
+    return _list(broker, requested, letters)
 
 
 def _list(
-    broker: Broker, wanted: pb.ListDeadLettersRequest, letters: _Letters
+    broker: Broker, requested: pb.ListDeadLettersRequest, letters: _Letters
 ) -> ResumableRead[bytes]:
     reply = pb.ListDeadLettersReply(status=pb.Status(code=Code.OK, message="OK"))
-    limit = wanted.limit or LETTERS_LIMIT
+    limit = requested.limit or LETTERS_LIMIT
     size = damaged = 0
     while True:
         cold = None
@@ -117,7 +117,7 @@ def _list(
                     )
                 return reply.SerializeToString()
             try:
-                letter = broker.redrives.letter(topic, letters.offset)
+                letter = broker.operations.redrives.letter(topic, letters.offset)
             except ColdRead as error:
                 cold = error
                 break
@@ -125,7 +125,7 @@ def _list(
             if letter is None:
                 damaged += 1
                 continue
-            encoded = _to_wire(broker, topic, letter, body=wanted.bodies)
+            encoded = _to_wire(broker, topic, letter, body=requested.bodies)
             size += encoded.ByteSize()
             reply.letters.append(encoded)
         yield cold
@@ -141,7 +141,7 @@ def _to_wire(
         position=header.position,
         dead_ms=header.wall_ms,
         attempts=letter.attempt,
-        redriven=broker.redriven.has(topic.id, header.queue_offset),
+        redriven=broker.deliveries.redriven.has(topic.id, header.queue_offset),
         head=letter.head if body else b"",
         properties=letter.properties,
     )
@@ -153,7 +153,7 @@ def _to_wire(
         encoded.reason = "topic deleted"
     elif token is not None:
         origin = broker.registry.topic_by_id(token.topic_id)
-        encoded.reason = token.reason.name.lower().replace("_", " ")
+        encoded.reason = reason_of(token)
         encoded.origin_topic = origin.name if origin else ""
         encoded.origin_queue_id = token.queue_id
         encoded.origin_offset = token.queue_offset
@@ -164,38 +164,38 @@ def _to_wire(
 
 def redrive(broker: Broker, request: Request) -> ResumableRead[bytes]:
     """Every step redrives some; what it did counts, whatever becomes of the reply."""
-    wanted = pb.RedriveRequest.FromString(request.body)
-    if wanted.group in _SYSTEM_GROUPS:
+    requested = pb.RedriveRequest.FromString(request.body)
+    if requested.group in _SYSTEM_GROUPS:
         raise Refused(
             Code.ILLEGAL_CONSUMER_GROUP,
-            f"{wanted.group} is a system group: no client consumes as that group, so its dead "
+            f"{requested.group} is a system group: no client consumes as that group, so its dead "
             "letters have nowhere to go back to",
         )
-    group = broker.registry.group(wanted.group)
+    group = broker.registry.group(requested.group)
     letters = _Letters(
         broker,
-        group=wanted.group,
-        at=wanted.broker,
-        from_offset=wanted.from_offset,
-        limit=wanted.limit,
+        group=requested.group,
+        at=requested.broker,
+        from_offset=requested.from_offset,
+        limit=requested.limit,
     )
-    if wanted.end_offset:
-        letters.end = min(letters.end, wanted.end_offset)
-    return _redrive(broker, group, letters, wanted, _filter(broker, wanted))
+    if requested.end_offset:
+        letters.end = min(letters.end, requested.end_offset)
+    return _redrive(broker, group, letters, requested, _filter(broker, requested))
 
 
 def _redrive(
     broker: Broker,
     group: SubscriptionGroup,
     letters: _Letters,
-    wanted: pb.RedriveRequest,
+    requested: pb.RedriveRequest,
     accepted: DeadLetterFilter,
 ) -> ResumableRead[bytes]:
-    progress = pb.Redriven(broker=letters.name)
-    limit = wanted.limit or LETTERS_LIMIT
+    progress = pb.Redriven(broker=letters.name, reason=requested.reason)
+    limit = requested.limit or LETTERS_LIMIT
     scanned = 0
     while True:
-        if not wanted.dry_run:
+        if not requested.dry_run:
             broker.store.check_admission()
         cold = None
         for _ in range(LETTERS_A_STEP):
@@ -216,11 +216,11 @@ def _redrive(
                 break
             if letter is not None and not accepted.accepts(letter):
                 progress.filtered += 1
-            elif letter is not None and broker.redrives.origin(letter) is None:
+            elif letter is not None and broker.operations.redrives.origin(letter) is None:
                 progress.orphaned += 1
             elif letter is not None:
-                if not wanted.dry_run:
-                    broker.redrives.redrive(group, topic, letter)
+                if not requested.dry_run:
+                    broker.operations.redrives.redrive(group, topic, letter)
                 progress.redriven += 1
             scanned += 1
             letters.offset += 1
@@ -231,10 +231,10 @@ def _unredriven(
     broker: Broker, topic: TopicConfig, offset: int, progress: pb.Redriven
 ) -> StoredMessage | None:
     """The dead letter; None, counted, when it is damaged or was redriven before."""
-    if broker.redriven.has(topic.id, offset):
+    if broker.deliveries.redriven.has(topic.id, offset):
         progress.already += 1
         return None
-    letter = broker.redrives.letter(topic, offset)
+    letter = broker.operations.redrives.letter(topic, offset)
     if letter is None:
         progress.damaged += 1
     return letter
@@ -247,4 +247,5 @@ def _filter(broker: Broker, request: pb.RedriveRequest) -> DeadLetterFilter:
         key=request.key.encode() if request.HasField("key") else None,
         after_ms=request.after_ms,
         before_ms=request.before_ms or None,
+        reason=request.reason,
     )

@@ -25,32 +25,32 @@ def take_timers(broker: Broker, request: Request) -> bytes:
             f"{sent.group[:100]!r} of cluster {sent.cluster[:100]!r}",
         )
     broker.store.check_admission()
-    for one in sent.timers:
-        if not broker.timers.arrivals.has_taken(sent.origin, one.move):
-            _check_topic(broker, one)
+    for timer in sent.timers:
+        if not broker.timers.arrivals.has_taken(sent.origin, timer.move):
+            _check_topic(broker, timer)
             broker.timers.arrivals.store_migrated(
                 sent.origin,
                 IncomingTimer(
-                    one.move,
-                    one.topic_id,
-                    one.queue_id,
-                    one.tag_hash,
-                    one.due_ms,
-                    one.head,
-                    one.properties,
+                    timer.move,
+                    timer.topic_id,
+                    timer.queue_id,
+                    timer.tag_hash,
+                    timer.due_ms,
+                    timer.head,
+                    timer.properties,
                 ),
             )
     return replication.TakeTimersReply().SerializeToString()
 
 
-def _check_topic(broker: Broker, one: replication.TakeTimersRequest.Timer) -> None:
+def _check_topic(broker: Broker, timer: replication.TakeTimersRequest.Timer) -> None:
     """A topic that is not copied yet would be taken for one that was deleted."""
-    if one.topic and broker.registry.topic_by_id(one.topic_id) is None:
+    if timer.topic and broker.registry.topic_by_id(timer.topic_id) is None:
         if broker.registry.owner:
-            broker.registry.request_topic_copy(one.topic)
+            broker.registry.request_topic_copy(timer.topic)
         raise Unavailable(
-            f"broker group {broker.settings.broker.name} has no topic {one.topic} with the number "
-            f"{one.topic_id} yet: ask again"
+            f"broker group {broker.settings.broker.name} has no topic {timer.topic} with the "
+            f"number {timer.topic_id} yet: ask again"
         )
 
 
@@ -59,15 +59,15 @@ def drain(broker: Broker, request: Request) -> bytes:
     asked = pb.DrainRequest.FromString(request.body)
     if asked.look:
         return _drain_reply(broker)
-    wanted = not asked.undo
-    if wanted and not broker.registry.owner:
+    requested = not asked.undo
+    if requested and not broker.registry.owner:
         raise Refused(
             Code.PRECONDITION_FAILED,
             f"broker group {broker.settings.broker.name} owns the topics and consumer groups of "
             "the cluster: it cannot be drained",
         )
-    if broker.registry.draining != wanted:
-        broker.registry.set_draining(wanted)
+    if broker.registry.draining != requested:
+        broker.registry.set_draining(requested)
     return _drain_reply(broker)
 
 

@@ -42,7 +42,7 @@ def _explain(
 ) -> ResumableRead[bytes]:
     reply = pb.ExplainReply(status=pb.Status(code=Code.OK, message="OK"))
     timers = yield from TimerExplainer.find(broker, message_id, only)
-    everywhere = [one for one in broker.registry.topics() if not one.name.startswith("%")]
+    everywhere = [topic for topic in broker.registry.topics() if not topic.name.startswith("%")]
     for topic in [only] if only is not None else everywhere:
         look = partial(broker.lookup.by_id, topic.id, message_id, wait=False)
         if broker.registry.topic_by_id(topic.id) is None:
@@ -52,11 +52,13 @@ def _explain(
             if len(reply.messages) >= MESSAGES_LIMIT:
                 reply.incomplete = f"these are the newest {MESSAGES_LIMIT} of that id; name a topic"
                 break
-            told = yield from _message(broker, message_id, StoredCopy(message, topic), group)
+            reported_message = yield from _message(
+                broker, message_id, StoredCopy(message, topic), group
+            )
             for proof in reversed(timers.proofs(message)):
-                for one in told.groups:
-                    one.proofs.insert(0, proof)
-            reply.messages.append(told)
+                for explanation in reported_message.groups:
+                    explanation.proofs.insert(0, proof)
+            reply.messages.append(reported_message)
         if findings.incomplete:
             reply.incomplete = findings.incomplete
     waiting = yield from timers.told(group)
@@ -69,7 +71,7 @@ def _message(
 ) -> ResumableRead[pb.ExplainedMessage]:
     message: StoredMessage = first.message
     header = message.header
-    told = pb.ExplainedMessage(
+    reported_message = pb.ExplainedMessage(
         broker=broker.settings.broker.name,
         topic=first.topic.name,
         queue_id=header.queue_id,
@@ -77,25 +79,27 @@ def _message(
         stored_ms=header.wall_ms,
         position=header.position,
     )
-    groups = [group] if group else broker.explainer.readers(first.topic)[:GROUPS_LIMIT]
-    for one in groups:
-        explained = yield from broker.explainer.explain(first, one, message_id)
-        told.groups.append(_to_wire(broker, explained))
-    return told
+    groups = [group] if group else broker.diagnostics.explainer.readers(first.topic)[:GROUPS_LIMIT]
+    for subscription in groups:
+        explained = yield from broker.diagnostics.explainer.explain(first, subscription, message_id)
+        reported_message.groups.append(_to_wire(broker, explained))
+    return reported_message
 
 
-def _to_wire(broker: Broker, told: Explanation) -> pb.Explained:
+def _to_wire(broker: Broker, explanation: Explanation) -> pb.Explained:
     return pb.Explained(
-        group=told.group,
-        state=told.state.value,
-        since_ms=told.since_ms,
-        until_ms=broker.wall_ms_of(told.until_log_ms),
-        attempt=told.attempt,
-        client=broker.clients.name(told.client) if told.client else "",
-        text=told.text,
-        next=told.next_step_text,
+        group=explanation.group,
+        state=explanation.state.value,
+        since_ms=explanation.since_ms,
+        until_ms=broker.wall_ms_of(explanation.until_log_ms),
+        attempt=explanation.attempt,
+        client=broker.deliveries.clients.name(explanation.client) if explanation.client else "",
+        text=explanation.text,
+        next=explanation.next_step_text,
         proofs=[
-            pb.Proof(what=one.what, position=one.position, wall_ms=one.wall_ms, text=one.text)
-            for one in told.proofs
+            pb.Proof(
+                what=proof.what, position=proof.position, wall_ms=proof.wall_ms, text=proof.text
+            )
+            for proof in explanation.proofs
         ],
     )

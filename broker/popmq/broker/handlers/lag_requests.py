@@ -5,6 +5,7 @@ TIME_SPANS: from when to when queues hold messages, and how far a group has come
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.lag import Lag, lags
@@ -17,6 +18,8 @@ from popmq.common.wire import admin_pb2 as pb
 
 _READS_A_STEP = 64
 _QUEUES_A_STEP = 16
+_CHECK_POINTS_A_STEP = 2_000
+_HELD_LIMIT = 100_000  # check points
 
 
 def lag(broker: Broker, request: Request) -> ResumableRead[bytes]:
@@ -35,6 +38,7 @@ def lag(broker: Broker, request: Request) -> ResumableRead[bytes]:
     reply = pb.LagReply(
         dead_letters=[count for count in dead_letters if count is not None],
         brokers=[broker.settings.broker.name],
+        stored=_stored(broker, topic),
     )
     return _with_ages(broker, _lags(broker, group=group, topic=topic), reply)
 
@@ -51,7 +55,7 @@ def _with_ages(broker: Broker, counted: list[Lag], reply: pb.LagReply) -> Resuma
     ages = _Ages({}, {})
     heads = [(lag, head) for lag in counted for head in lag.heads]
     for number, (lag, head) in enumerate(reversed(heads), 1):
-        stored_ms = yield from read_now(partial(broker.head_times.stored_ms, head))
+        stored_ms = yield from read_now(partial(broker.diagnostics.head_times.stored_ms, head))
         if stored_ms is None:
             ages.unknown[id(lag)] = ages.unknown.get(id(lag), 0) + 1
         else:
@@ -65,6 +69,16 @@ def _with_ages(broker: Broker, counted: list[Lag], reply: pb.LagReply) -> Resuma
     return reply.SerializeToString()
 
 
+def _stored(broker: Broker, topic: TopicConfig | None) -> list[pb.StoredCount]:
+    name, counts = broker.settings.broker.name, broker.sends.stored_by_topic
+    names = list(counts) if topic is None else [topic.name]
+    return [
+        pb.StoredCount(broker=name, topic=each, stored=counts[each])
+        for each in names
+        if each in counts
+    ]
+
+
 def _dead_letters(broker: Broker, group: str) -> pb.DeadLetterCount | None:
     topic = broker.registry.find_topic(topics.dlq_topic(group))
     if topic is None:
@@ -74,7 +88,7 @@ def _dead_letters(broker: Broker, group: str) -> pb.DeadLetterCount | None:
         broker=broker.settings.broker.name,
         group=group,
         stored=queue.count - queue.min_offset,
-        redriven=broker.redriven.count(topic.id, queue.min_offset),
+        redriven=broker.deliveries.redriven.count(topic.id, queue.min_offset),
     )
 
 
@@ -91,6 +105,7 @@ def _to_wire(broker: Broker, lag: Lag, ages: _Ages) -> pb.Lag:
         expired=lag.expired,
         oldest_ready_ms=ages.oldest_ms.get(id(lag), 0),
         unknown_ages=ages.unknown.get(id(lag), 0),
+        delivered=broker.pop.service.delivered.counts.get((lag.group.name, lag.topic.name), 0),
     )
 
 
@@ -122,20 +137,46 @@ def time_spans(broker: Broker, request: Request) -> ResumableRead[bytes]:
         for topic in named or _topics_read(broker, group)
         for queue_id in broker.registry.queue_ids(topic)
     ]
-    return _time_spans(broker, group, queues)
+    return _time_spans(broker, group, queues, holders=asked.holders)
 
 
 def _time_spans(
-    broker: Broker, group: SubscriptionGroup, queues: list[tuple[TopicConfig, int]]
+    broker: Broker,
+    group: SubscriptionGroup,
+    queues: list[tuple[TopicConfig, int]],
+    *,
+    holders: bool,
 ) -> ResumableRead[bytes]:
     spans: list[pb.TimeSpan] = []
+    held = (yield from _held(broker, group)) if holders else {}
     for topic, queue_id in queues:
         if spans and len(spans) % _QUEUES_A_STEP == 0:
             yield None
-        spans.append((yield from read_now(partial(_time_span, broker, group, topic, queue_id))))
+        span = yield from read_now(partial(_time_span, broker, group, topic, queue_id))
+        span.holders.extend(
+            pb.QueueHolder(client=broker.deliveries.clients.name(client), messages=count)
+            for client, count in sorted(held.get((topic.id, queue_id), {}).items())
+        )
+        spans.append(span)
     return pb.TimeSpansReply(
         status=pb.Status(code=Code.OK, message="OK"), spans=spans, now_ms=broker.clock.wall_ms()
     ).SerializeToString()
+
+
+def _held(
+    broker: Broker, group: SubscriptionGroup
+) -> ResumableRead[dict[tuple[int, int], dict[int, int]]]:
+    """By topic and queue: how many messages each client has. Of more check points than can be
+    looked at only the first."""
+    held: dict[tuple[int, int], dict[int, int]] = {}
+    for number, ck in enumerate(list(islice(broker.table, _HELD_LIMIT))):
+        if number % _CHECK_POINTS_A_STEP == _CHECK_POINTS_A_STEP - 1:
+            yield None
+        group_id, topic_id, queue_id = ck.place
+        if group_id == group.id and ck.waiting:
+            clients = held.setdefault((topic_id, queue_id), {})
+            clients[ck.client] = clients.get(ck.client, 0) + ck.waiting.bit_count()
+    return held
 
 
 def _topics_read(broker: Broker, group: SubscriptionGroup) -> list[TopicConfig]:
@@ -168,4 +209,5 @@ def _time_span(
         newest_ms=stored_ms(queue.count - 1),
         read_ms=stored_ms(next_offset - 1),
         next_ms=stored_ms(next_offset),
+        unread=max(0, queue.count - next_offset),
     )

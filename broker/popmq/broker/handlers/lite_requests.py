@@ -1,5 +1,6 @@
-"""SYNC_LITE: a client changes its subscriptions to lite topics (`wire/lite.proto`); and CLIENTS, a
-proxy's report of its clients, which is answered with the lite subscriptions that have ended."""
+"""SYNC_LITE: a client changes its subscriptions to lite topics (`wire/lite.proto`). And CLIENTS, a
+proxy's report of its clients. It is answered with the lite subscriptions that have ended and the
+clients that the proxy is to describe."""
 
 from functools import partial
 
@@ -15,25 +16,25 @@ from popmq.common.wire.lite_pb2 import LiteNotices, SyncLite
 
 
 def sync_lite(broker: Broker, request: Request) -> bytes | ResumableRead[bytes]:
-    wanted = SyncLite.FromString(request.body)
-    if wanted.action not in Action._value2member_map_:
+    requested = SyncLite.FromString(request.body)
+    if requested.action not in Action._value2member_map_:
         raise Refused(
-            Code.BAD_REQUEST, f"action {wanted.action} on lite subscriptions: it takes 0 to 4"
+            Code.BAD_REQUEST, f"action {requested.action} on lite subscriptions: it takes 0 to 4"
         )
     # A start at a time is looked up by reading messages: ColdRead until they are in memory.
-    if wanted.WhichOneof("begin") == "stored_ms":
-        return read_now(partial(_sync, broker, wanted))
-    return _sync(broker, wanted)
+    if requested.WhichOneof("begin") == "stored_ms":
+        return read_now(partial(_sync, broker, requested))
+    return _sync(broker, requested)
 
 
-def _sync(broker: Broker, wanted: SyncLite) -> bytes:
+def _sync(broker: Broker, requested: SyncLite) -> bytes:
     broker.lites.sync(
-        broker.directory.topic(wanted.topic),
-        broker.directory.group(wanted.group),
-        broker.clients.number(wanted.client_id),
-        Action(wanted.action),
-        wanted.names,
-        _begin(wanted),
+        broker.directory.topic(requested.topic),
+        broker.directory.group(requested.group),
+        broker.deliveries.clients.number(requested.client_id),
+        Action(requested.action),
+        requested.names,
+        _begin(requested),
         broker.waits.boot_ms(),
     )
     return b""
@@ -41,20 +42,20 @@ def _sync(broker: Broker, wanted: SyncLite) -> bytes:
 
 def clients(broker: Broker, request: Request) -> bytes | None:
     report = decode_clients(request.body)
-    ClientRequests(broker).on_clients_report(report)
-    if notices := _take_notices(broker, report):
-        return notices
-    request.on_reply(b"")  # rests on no record
+    notices = LiteNotices(undescribed=ClientRequests(broker).on_clients_report(report))
+    _take_notices(broker, report, notices)
+    reply = notices.SerializeToString()
+    if notices.ended:
+        return reply
+    request.on_reply(reply)  # rests on no record
     return None
 
 
-def _take_notices(broker: Broker, report: ClientsReport) -> bytes:
-    """What those who listen to the proxy are to forget, which they hear now; or nothing."""
-    notices = LiteNotices()
+def _take_notices(broker: Broker, report: ClientsReport, notices: LiteNotices) -> None:
+    """Add what those who listen to the proxy are to forget, which they hear now."""
     for client_id in report.listening_clients:
         if names := broker.lites.notices.take(client_number(client_id)):
             notices.ended.add(client_id=client_id, names=names)
-    return notices.SerializeToString()
 
 
 def _begin(request: SyncLite) -> LiteStart:

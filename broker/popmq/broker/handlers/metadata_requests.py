@@ -1,4 +1,4 @@
-"""Administration of topics and groups: protobuf in, protobuf out (`wire/admin.proto`)."""
+"""Administration of topics, groups and users: protobuf in, protobuf out (`wire/admin.proto`)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,8 +8,10 @@ from typing import TypeVar
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.broker.handlers.request import Request
+from popmq.broker.meta.user_changes import apply_change
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
+from popmq.common.protocol.user_records import user_record
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
     CheckPoints,
@@ -23,6 +25,7 @@ from popmq.common.topics import (
     is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire.meta_pb2 import ChangeUserReply, ChangeUserRequest, FollowUsersRequest
 from popmq.common.wire.replication_pb2 import CopyMetaRequest
 
 _PERMISSIONS = {
@@ -53,16 +56,19 @@ _OK = pb.Status(code=Code.OK, message="OK")
 
 
 def describe_topic(broker: Broker, request: Request) -> bytes:
-    wanted = pb.DescribeTopicRequest.FromString(request.body)
-    return _topic_reply(broker, broker.directory.topic(wanted.name, auto_create=wanted.auto_create))
+    requested = pb.DescribeTopicRequest.FromString(request.body)
+    return _topic_reply(
+        broker, broker.directory.topic(requested.name, auto_create=requested.auto_create)
+    )
 
 
 def create_topic(broker: Broker, request: Request) -> None:
-    topic = pb.CreateTopicRequest.FromString(request.body).topic
+    requested = pb.CreateTopicRequest.FromString(request.body)
+    topic = requested.topic
     queues = topic.queues or broker.settings.topic.queues
     if topic.type == "lite" and not topic.queues:
         queues = 1  # and one for each lite topic
-    blank = TopicConfig(0, topic.name, queues)
+    blank = TopicConfig(0, topic.name, queues, created_by=requested.created_by)
     created = broker.directory.create_topic(_changed_topic(blank, topic))
     _answer_in_order(broker, request, _topic_reply(broker, created))
 
@@ -74,10 +80,10 @@ def alter_topic(broker: Broker, request: Request) -> bytes:
 
 
 def delete_topic(broker: Broker, request: Request) -> None:
-    wanted = pb.DeleteTopicRequest.FromString(request.body)
-    reply = _topic_reply(broker, broker.registry.delete_topic(wanted.name))
+    requested = pb.DeleteTopicRequest.FromString(request.body)
+    reply = _topic_reply(broker, broker.registry.delete_topic(requested.name))
     # A topic with such a name is one that each broker group has for itself.
-    _answer_in_order(broker, request, reply, deletion=wanted.name[:1] != "%")
+    _answer_in_order(broker, request, reply, deletion=requested.name[:1] != "%")
 
 
 def list_topics(broker: Broker, request: Request) -> bytes:
@@ -93,21 +99,23 @@ def list_topics(broker: Broker, request: Request) -> bytes:
 
 
 def describe_group(broker: Broker, request: Request) -> bytes:
-    wanted = pb.DescribeGroupRequest.FromString(request.body)
-    group = broker.registry.group(wanted.name)
+    requested = pb.DescribeGroupRequest.FromString(request.body)
+    group = broker.registry.group(requested.name)
     reply = _group_answer(broker, group)
-    if wanted.parked:
+    if requested.parked:
         _add_parked(broker, group, reply)
     return reply.SerializeToString()
 
 
 def create_group(broker: Broker, request: Request) -> None:
-    group = pb.CreateGroupRequest.FromString(request.body).group
+    requested = pb.CreateGroupRequest.FromString(request.body)
+    group = requested.group
     blank = SubscriptionGroup(
         0,
         group.name,
         max_attempts=broker.settings.group.max_attempts,
         back_off_ms=CUSTOMISED_BACK_OFF_MS,
+        created_by=requested.created_by,
     )
     created = broker.registry.create_group(_changed_group(blank, group))
     _answer_in_order(broker, request, _group_reply(broker, created))
@@ -120,8 +128,8 @@ def alter_group(broker: Broker, request: Request) -> bytes:
 
 
 def delete_group(broker: Broker, request: Request) -> None:
-    wanted = pb.DeleteGroupRequest.FromString(request.body)
-    reply = _group_reply(broker, broker.registry.delete_group(wanted.name))
+    requested = pb.DeleteGroupRequest.FromString(request.body)
+    reply = _group_reply(broker, broker.registry.delete_group(requested.name))
     _answer_in_order(broker, request, reply, deletion=True)
 
 
@@ -131,23 +139,38 @@ def list_groups(broker: Broker, request: Request) -> bytes:
 
 
 def unpark(broker: Broker, request: Request) -> bytes:
-    wanted = pb.UnparkRequest.FromString(request.body)
-    action = _UNPARK_ACTIONS.get(wanted.action)
+    requested = pb.UnparkRequest.FromString(request.body)
+    action = _UNPARK_ACTIONS.get(requested.action)
     if action is None:
         known = ", ".join(_UNPARK_ACTIONS)
         raise Refused(
-            Code.BAD_REQUEST, f"a parked message group takes {known}, not {wanted.action!r}"
+            Code.BAD_REQUEST, f"a parked message group takes {known}, not {requested.action!r}"
         )
-    group = broker.registry.group(wanted.group)
-    topic = broker.directory.topic(wanted.topic)
-    messages = broker.parking.apply_action(group, topic, wanted.key, action)
+    group = broker.registry.group(requested.group)
+    topic = broker.directory.topic(requested.topic)
+    messages = broker.fifo.parking.apply_action(group, topic, requested.key, action)
     return pb.UnparkReply(status=_OK, messages=messages).SerializeToString()
 
 
 def copy_meta(broker: Broker, request: Request) -> None:
-    wanted = CopyMetaRequest.FromString(request.body)
-    if broker.meta_copies.serve(wanted, request.answer, request.number):
+    requested = CopyMetaRequest.FromString(request.body)
+    if broker.meta_copies.serve(requested, request.answer, request.number):
         request.wait(partial(broker.meta_copies.cancel, request.number))
+
+
+def follow_users(broker: Broker, request: Request) -> None:
+    requested = FollowUsersRequest.FromString(request.body)
+    if broker.user_follows.serve(requested, request.answer, request.number):
+        request.wait(partial(broker.user_follows.cancel, request.number))
+
+
+def change_user(broker: Broker, request: Request) -> bytes:
+    user = apply_change(broker.registry, ChangeUserRequest.FromString(request.body))
+    broker.user_follows.changed()
+    reply = ChangeUserReply(epoch=broker.store.epoch, version=broker.registry.users.changes)
+    if user is not None:
+        reply.user.CopyFrom(user_record(user))
+    return reply.SerializeToString()
 
 
 def _answer_in_order(
@@ -175,57 +198,57 @@ def _add_parked(broker: Broker, group: SubscriptionGroup, reply: pb.GroupReply) 
         )
 
 
-def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:
-    """`old` with every field that `wanted` has set."""
+def _changed_topic(old: TopicConfig, requested: pb.Topic) -> TopicConfig:
+    """`old` with every field that `requested` has set."""
     return replace(
         old,
-        queues=wanted.queues or old.queues,
-        type=_named(_TYPES, wanted.type, "a topic's type") if wanted.type else old.type,
+        queues=requested.queues or old.queues,
+        type=_named(_TYPES, requested.type, "a topic's type") if requested.type else old.type,
         permission=(
-            _named(_PERMISSIONS, wanted.permission, "a permission")
-            if wanted.permission
+            _named(_PERMISSIONS, requested.permission, "a permission")
+            if requested.permission
             else old.permission
         ),
-        retention_ms=max(0, wanted.retention_ms) if wanted.retention_ms else old.retention_ms,
-        brokers=tuple(sorted(set(wanted.brokers))) or old.brokers,
+        retention_ms=max(0, requested.retention_ms) if requested.retention_ms else old.retention_ms,
+        brokers=tuple(sorted(set(requested.brokers))) or old.brokers,
         durability=(
-            _named(_DURABILITIES, wanted.durability, "a topic's durability")
-            if wanted.durability
+            _named(_DURABILITIES, requested.durability, "a topic's durability")
+            if requested.durability
             else old.durability
         ),
-        lite_ttl_ms=max(0, wanted.lite_ttl_ms) if wanted.lite_ttl_ms else old.lite_ttl_ms,
+        lite_ttl_ms=max(0, requested.lite_ttl_ms) if requested.lite_ttl_ms else old.lite_ttl_ms,
     )
 
 
-def _changed_group(old: SubscriptionGroup, wanted: pb.Group) -> SubscriptionGroup:
+def _changed_group(old: SubscriptionGroup, requested: pb.Group) -> SubscriptionGroup:
     return replace(
         old,
-        type=_named(_GROUP_TYPES, wanted.type, "a group's type") if wanted.type else old.type,
-        max_attempts=wanted.max_attempts or old.max_attempts,
-        back_off_ms=tuple(wanted.back_off_ms) or old.back_off_ms,
-        exponential=_changed_exponential(old, wanted),
+        type=_named(_GROUP_TYPES, requested.type, "a group's type") if requested.type else old.type,
+        max_attempts=requested.max_attempts or old.max_attempts,
+        back_off_ms=tuple(requested.back_off_ms) or old.back_off_ms,
+        exponential=_changed_exponential(old, requested),
         start_at=(
-            _named(_STARTS, wanted.start_at, "where a group starts")
-            if wanted.start_at
+            _named(_STARTS, requested.start_at, "where a group starts")
+            if requested.start_at
             else old.start_at
         ),
         check_points=(
-            _named(_CHECK_POINTS, wanted.check_points, "how check points are kept")
-            if wanted.check_points
+            _named(_CHECK_POINTS, requested.check_points, "how check points are kept")
+            if requested.check_points
             else old.check_points
         ),
     )
 
 
-def _changed_exponential(old: SubscriptionGroup, wanted: pb.Group) -> ExponentialBackOff | None:
+def _changed_exponential(old: SubscriptionGroup, requested: pb.Group) -> ExponentialBackOff | None:
     """Steps replace an exponential back-off, and the other way round; the newer word counts."""
-    retry = wanted.retry.lower()
+    retry = requested.retry.lower()
     if retry not in ("", "customised", "exponential"):
         raise Refused(
-            Code.BAD_REQUEST, f"a retry is customised or exponential, not {wanted.retry!r}"
+            Code.BAD_REQUEST, f"a retry is customised or exponential, not {requested.retry!r}"
         )
-    given = wanted.HasField("exponential") and bool(wanted.exponential.ListFields())
-    if wanted.back_off_ms and (given or retry == "exponential"):
+    given = requested.HasField("exponential") and bool(requested.exponential.ListFields())
+    if requested.back_off_ms and (given or retry == "exponential"):
         raise Refused(
             Code.BAD_REQUEST, "a group has back-off steps or an exponential back-off, not both"
         )
@@ -233,19 +256,19 @@ def _changed_exponential(old: SubscriptionGroup, wanted: pb.Group) -> Exponentia
         raise Refused(
             Code.BAD_REQUEST, "initial, max, multiplier and jitter are of an exponential back-off"
         )
-    if retry == "customised" or wanted.back_off_ms:
+    if retry == "customised" or requested.back_off_ms:
         return None
     if not given and retry != "exponential":
         return old.exponential
-    set_ = {field.name: value for field, value in wanted.exponential.ListFields()}
+    set_ = {field.name: value for field, value in requested.exponential.ListFields()}
     return replace(old.exponential or ExponentialBackOff(), **set_)
 
 
 def _named(known: Mapping[str, _T], name: str, what: str) -> _T:
-    found = known.get(name.lower())
-    if found is None:
+    member = known.get(name.lower())
+    if member is None:
         raise Refused(Code.BAD_REQUEST, f"{what} is one of {', '.join(known)}, not {name!r}")
-    return found
+    return member
 
 
 def _topic_to_wire(broker: Broker, topic: TopicConfig) -> pb.Topic:

@@ -32,37 +32,39 @@ class PopNotifications:
         self.notified_until_ms: dict[NotifyKey, int] = {}  # until when nobody else is told
 
     def notify_or_wait(
-        self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int
+        self, request: PopRequest, params: PopParams, on_reply: OnReply, number: int
     ) -> None:
         """Answer now, or when something comes, or with nothing when `request.poll_ms` are over."""
-        if self._is_ready(want):
-            self._tell(want, on_reply)
+        if self._is_ready(params):
+            self._tell(params, on_reply)
         elif request.poll_ms <= 0:
             on_reply(NOTHING)
         else:
-            self._park(request, want, on_reply, number)
+            self._park(request, params, on_reply, number)
 
-    def on_popped(self, want: PopParams, *, found: bool) -> None:
+    def on_popped(self, params: PopParams, *, has_messages: bool) -> None:
         """A receive of the group has looked: what it left is for the next one to be told of.
 
         While there seems to be something that nobody finds, one is told every TOLD_MS.
         """
-        key = _told(want)
-        if key not in self.notified_until_ms or not (found or not self._clients.has_ready(want)):
+        key = _told(params)
+        if key not in self.notified_until_ms or not (
+            has_messages or not self._clients.has_ready(params)
+        ):
             return
         del self.notified_until_ms[key]
         topic_id, group_id, client = key
-        if found and client:
+        if has_messages and client:
             self._broker.polling.wake_client((topic_id, group_id), client)
-        elif found:
+        elif has_messages:
             self._broker.polling.wake(topic_id, group_id)
 
-    def _is_ready(self, want: PopParams) -> bool:
-        quiet_ms = self.notified_until_ms.get(_told(want), 0)
-        return self._broker.waits.boot_ms() >= quiet_ms and self._clients.has_ready(want)
+    def _is_ready(self, params: PopParams) -> bool:
+        quiet_ms = self.notified_until_ms.get(_told(params), 0)
+        return self._broker.waits.boot_ms() >= quiet_ms and self._clients.has_ready(params)
 
-    def _tell(self, want: PopParams, on_reply: OnReply) -> None:
-        key = _told(want)
+    def _tell(self, params: PopParams, on_reply: OnReply) -> None:
+        key = _told(params)
         self.notified_until_ms[key] = until_ms = self._broker.waits.boot_ms() + TOLD_MS
         self._broker.polling.retry_at(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
@@ -71,12 +73,12 @@ class PopNotifications:
         if self.notified_until_ms.get(key) == until_ms:
             del self.notified_until_ms[key]
 
-    def _park(self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int) -> None:
+    def _park(self, request: PopRequest, params: PopParams, on_reply: OnReply, number: int) -> None:
         def attempt() -> WaiterResult:
-            if not self._is_ready(want):
+            if not self._is_ready(params):
                 return WaiterResult.EMPTY
             self._waiting.pop(number, None)
-            self._tell(want, on_reply)
+            self._tell(params, on_reply)
             return WaiterResult.ANSWERED
 
         def give_up() -> None:
@@ -84,16 +86,16 @@ class PopNotifications:
             on_reply(NOTHING)
 
         waiter = Waiter(
-            key=(want.topic.id, want.group.id),
-            filter_key=(PopNotifications, want.queue_id, waiting_client(want)),
+            key=(params.topic.id, params.group.id),
+            filter_key=(PopNotifications, params.queue_id, waiting_client(params)),
             deadline_ms=self._broker.waits.boot_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
-            client=waiting_client(want),
+            client=waiting_client(params),
         )
         self._broker.polling.add_waiter(waiter)
         self._waiting[number] = partial(self._broker.polling.remove, waiter)
 
 
-def _told(want: PopParams) -> NotifyKey:
-    return want.topic.id, want.group.id, waiting_client(want)
+def _told(params: PopParams) -> NotifyKey:
+    return params.topic.id, params.group.id, waiting_client(params)

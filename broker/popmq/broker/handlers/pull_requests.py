@@ -9,13 +9,16 @@ from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.filter.request_filter import compile_filter
-from popmq.broker.handlers.request import Request
+from popmq.broker.handlers.request import Request, refuse
+from popmq.broker.operations.group_members import MemberList
 from popmq.broker.operations.pull_reader import PullParams, PullResult
 from popmq.broker.operations.resumable_reads import ResumableRead, read_now
+from popmq.broker.operations.send_back import ReturnedMessage
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.common.disk import ColdRead
-from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests, TopicNotFound
+from popmq.common.record.message import StoredMessage
+from popmq.common.topics import TopicConfig, group_of_pull_retry, pull_retry_topic
 from popmq.common.wire import pull_pb2 as pb
 
 COLD_LIMIT = 1_024  # pulls that wait for the disk
@@ -23,21 +26,26 @@ _LOOKS = 32  # of a pull with a filter that does not wait, at most
 
 
 def pull(broker: Broker, request: Request) -> bytes | None:
-    wanted = pb.PullRequest.FromString(request.body)
-    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
-    group = broker.directory.group(wanted.group, least_id=wanted.group_id)
-    limit = min(wanted.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
-    reply_bytes = min(wanted.reply_bytes, broker.settings.pop.reply_bytes)
-    accepted = compile_filter(broker.sql_filters, wanted.filter_type, wanted.expression)
-    want = PullParams(topic, queue_id, limit, accepted, reply_bytes)
-    metrics = broker.pulls.metrics
+    requested = pb.PullRequest.FromString(request.body)
+    topic, queue_id = readable_queue(
+        broker, requested.topic, requested.queue_id, requested.topic_id
+    )
+    group = broker.directory.group(requested.group, least_id=requested.group_id)
+    limit = min(requested.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
+    reply_bytes = min(requested.reply_bytes, broker.settings.pop.reply_bytes)
+    accepted = compile_filter(broker.sql_filters, requested.filter_type, requested.expression)
+    params = PullParams(topic, queue_id, limit, accepted, reply_bytes)
+    metrics = broker.operations.pulls.metrics
     metrics.pulls += 1
-    nearest = broker.pulls.nearest(want, wanted.offset)
-    if nearest != wanted.offset:
+    nearest = broker.operations.pulls.nearest(params, requested.offset)
+    if nearest != requested.offset:
         metrics.illegal_offsets += 1
-        why = broker.pulls.why_illegal(want, wanted.offset)
-        return pb.PullReply(next_offset=nearest, illegal_offset=why).SerializeToString()
-    _Pull(broker, request, wanted, want, nearest, (topic.id, group.id)).take_turn()
+        why = broker.operations.pulls.why_illegal(params, requested.offset)
+        low, high = broker.operations.pulls.bounds(params)
+        return pb.PullReply(
+            next_offset=nearest, illegal_offset=why, min_offset=low, max_offset=high
+        ).SerializeToString()
+    _Pull(broker, request, requested, params, nearest, (topic.id, group.id)).take_turn()
     return None
 
 
@@ -53,26 +61,26 @@ class _Pull:
         self,
         broker: Broker,
         request: Request,
-        wanted: pb.PullRequest,
-        want: PullParams,
+        requested: pb.PullRequest,
+        params: PullParams,
         offset: int,
         key: tuple[int, int],
     ) -> None:
         self._broker = broker
         self._request = request
-        self._want = want
+        self._want = params
         self._offset = offset  # reached so far
-        self._waits = bool(wanted.poll_ms)
-        self._deadline_ms = broker.waits.boot_ms() + wanted.poll_ms
+        self._waits = bool(requested.poll_ms)
+        self._deadline_ms = broker.waits.boot_ms() + requested.poll_ms
         self._key = key
-        self._place = (wanted.topic, wanted.group)
+        self._place = (requested.group, requested.topic)
         self._looks = 0
         self._cold = False
         self._waiter: Waiter | None = None
         request.wait(self._cancel)
 
     def take_turn(self) -> None:
-        catch_up = self._broker.catch_up
+        catch_up = self._broker.pop.catch_up
         try:
             if catch_up.is_behind(self._place):
                 catch_up.run(self._request.number, self._turn)
@@ -102,9 +110,9 @@ class _Pull:
 
     def _look(self) -> WaiterResult:
         """One bounded look; answers when it found something."""
-        result = self._broker.pulls.read(self._want, self._offset)
+        result = self._broker.operations.pulls.read(self._want, self._offset)
         self._offset = result.next_offset
-        catch_up = self._broker.catch_up
+        catch_up = self._broker.pop.catch_up
         if result.messages:
             last = result.messages[-1][1].header
             catch_up.delivered(self._place, last.position, self._broker.store.end)
@@ -145,7 +153,7 @@ class _Pull:
         """One read from the disk at a time, then look again."""
         if self._cold:
             return
-        retry = self._broker.pulls.cold
+        retry = self._broker.operations.pulls.cold
         if retry.waiting >= COLD_LIMIT:
             why = f"{COLD_LIMIT} pulls wait for old messages from the disk: try again"
             self._refuse(TooManyRequests(why))
@@ -170,11 +178,11 @@ class _Pull:
         if self._waiter is not None:
             self._broker.polling.remove(self._waiter)
         else:
-            self._broker.catch_up.cancel(self._request.number)
+            self._broker.pop.catch_up.cancel(self._request.number)
 
     def _refuse(self, error: PopmqError) -> None:
         if self._request.stop_waiting():
-            self._request.on_reply(error)
+            refuse(error, self._request.on_reply, self._broker.store)
 
     def _answer_empty(self) -> None:
         self._answer(PullResult([], self._offset, more=False))
@@ -183,14 +191,13 @@ class _Pull:
         """What it read is confirmed already; a group that was made for it is, then (D2)."""
         if not self._request.stop_waiting():
             return
-        reply = pb.PullReply(next_offset=result.next_offset)
+        try:
+            low, high = self._broker.operations.pulls.bounds(self._want)
+        except TopicNotFound:  # it was deleted, which ends the pulls that wait
+            low = high = result.next_offset
+        reply = pb.PullReply(next_offset=result.next_offset, min_offset=low, max_offset=high)
         for offset, message in result.messages:
-            reply.messages.add(
-                queue_offset=offset,
-                stored_ms=message.header.wall_ms,
-                head=message.head,
-                properties=message.properties,
-            )
+            reply.messages.append(_pulled(offset, message))
         body = reply.SerializeToString()
         self._broker.buffer.when_confirmed(partial(self._request.on_reply, body))
 
@@ -208,48 +215,152 @@ def query_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
     return read_now(partial(_query, broker, pb.QueryOffsetRequest.FromString(request.body)))
 
 
-def _update(broker: Broker, wanted: pb.UpdateOffsetRequest) -> bytes:
-    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
-    group = broker.directory.group(wanted.group, least_id=wanted.group_id)
-    if broker.pull_offsets.set(group, topic, queue_id, wanted.offset):
-        broker.pulls.metrics.offsets_set += 1
+def _update(broker: Broker, requested: pb.UpdateOffsetRequest) -> bytes:
+    topic, queue_id = readable_queue(
+        broker, requested.topic, requested.queue_id, requested.topic_id
+    )
+    group = broker.directory.group(requested.group, least_id=requested.group_id)
+    if broker.operations.pull_offsets.set(group, topic, queue_id, requested.offset):
+        broker.operations.pulls.metrics.offsets_set += 1
         polling = broker.polling
         broker.buffer.when_confirmed(lambda: polling.wake(topic.id, group.id))
-    return pb.OffsetReply(offset=wanted.offset).SerializeToString()
+    return pb.OffsetReply(offset=requested.offset).SerializeToString()
 
 
-def _get(broker: Broker, wanted: pb.GetOffsetRequest) -> bytes:
-    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
-    broker.directory.check_group_copied(wanted.group, wanted.group_id)
-    group = broker.registry.find_group(wanted.group)
-    offset = broker.pull_offsets.get(group, topic, queue_id)
+def _get(broker: Broker, requested: pb.GetOffsetRequest) -> bytes:
+    topic, queue_id = readable_queue(
+        broker, requested.topic, requested.queue_id, requested.topic_id
+    )
+    broker.directory.check_group_copied(requested.group, requested.group_id)
+    group = broker.registry.find_group(requested.group)
+    offset = broker.operations.pull_offsets.get(group, topic, queue_id)
     return pb.OffsetReply(offset=offset).SerializeToString()
 
 
-def _query(broker: Broker, wanted: pb.QueryOffsetRequest) -> bytes:
-    topic, queue_id = readable_queue(broker, wanted.topic, wanted.queue_id, wanted.topic_id)
+def _query(broker: Broker, requested: pb.QueryOffsetRequest) -> bytes:
+    topic, queue_id = readable_queue(
+        broker, requested.topic, requested.queue_id, requested.topic_id
+    )
     queue = broker.store.queue(topic.id, queue_id)
-    match wanted.WhichOneof("place"):
+    match requested.WhichOneof("place"):
         case "beginning":
             offset = queue.min_offset
         case "stored_ms":
-            wall_ms = wanted.stored_ms
+            wall_ms = requested.stored_ms
             offset = broker.lookup.by_time(topic.id, queue_id, wall_ms, wait=False)
         case _:
             offset = queue.count
     return pb.OffsetReply(offset=offset).SerializeToString()
 
 
+def read_message(broker: Broker, request: Request) -> ResumableRead[bytes]:
+    wanted = pb.ReadMessageRequest.FromString(request.body)
+
+    def read() -> bytes:
+        topic, message = broker.send_back.read(wanted.position)
+        header = message.header
+        reply = pb.ReadMessageReply(topic=topic.name, queue_id=header.queue_id)
+        reply.message.CopyFrom(_pulled(header.queue_offset, message))
+        return reply.SerializeToString()
+
+    return read_now(read)
+
+
+def send_back(broker: Broker, request: Request) -> bytes:
+    wanted = pb.SendBackRequest.FromString(request.body)
+    group = broker.directory.group(wanted.group)
+    returned = ReturnedMessage(
+        topic=broker.directory.topic(wanted.topic),
+        queue_id=wanted.queue_id,
+        queue_offset=wanted.queue_offset,
+        head=wanted.head,
+        properties=wanted.properties,
+        tag_hash=wanted.tag_hash,
+        attempt=wanted.attempt,
+    )
+    ordered = wanted.dead_if_ordered and broker.leases.is_ordered(
+        group.name, broker.waits.boot_ms()
+    )
+    if wanted.dead or ordered:
+        broker.send_back.dead_letter(group, returned)
+    else:
+        broker.send_back.retry(group, returned, wanted.delay_ms)
+    return b""
+
+
+def members(broker: Broker, request: Request) -> None:
+    wanted = pb.MembersRequest.FromString(request.body)
+    groups = {one.name: list(one.client_ids) for one in wanted.groups}
+    request.wait(partial(broker.members.cancel, request.number))
+    try:
+        broker.members.ask(
+            request.number,
+            wanted.proxy,
+            groups if wanted.changed else None,
+            wanted.version,
+            wait_ms=wanted.wait_ms,
+            now_ms=broker.waits.boot_ms(),
+            answer=lambda found: request.answer(_encode_members(found)),
+        )
+    except PopmqError:
+        request.stop_waiting()
+        raise
+
+
+def lease(broker: Broker, body: bytes) -> bytes:
+    """The reply leaves once this broker is known to lead still: two masters never both grant."""
+    wanted = pb.LeaseRequest.FromString(body)
+    queues = [(one.topic, one.queue_id) for one in wanted.queues]
+    reply = pb.LeaseReply()
+    if wanted.unlock:
+        broker.leases.unlock(wanted.group, wanted.client_id, queues)
+        return reply.SerializeToString()
+    held = broker.leases.lock(
+        wanted.group,
+        wanted.client_id,
+        queues,
+        now_ms=broker.waits.boot_ms(),
+        first_master=broker.store.epoch <= 1,
+    )
+    for topic, queue_id in held:
+        reply.queues.add(topic=topic, queue_id=queue_id)
+    return reply.SerializeToString()
+
+
+def _encode_members(found: MemberList) -> bytes:
+    reply = pb.MembersReply(version=found.version, settled=found.settled, unknown=found.unknown)
+    for name, client_ids in found.groups.items():
+        reply.groups.add(name=name, client_ids=client_ids)
+    return reply.SerializeToString()
+
+
+def _pulled(offset: int, message: StoredMessage) -> pb.PulledMessage:
+    return pb.PulledMessage(
+        queue_offset=offset,
+        stored_ms=message.header.wall_ms,
+        head=message.head,
+        properties=message.properties,
+        position=message.header.position,
+        attempt=message.attempt,
+    )
+
+
 def readable_queue(
     broker: Broker, name: str, queue_id: int, least_id: int
 ) -> tuple[TopicConfig, int]:
     """The topic of a queue that a pull consumer names, or the refusal."""
-    topic = broker.directory.topic(name, least_id=least_id)
+    if owner := group_of_pull_retry(name):
+        # Before its first message, so that a pull of it can wait.
+        group = broker.directory.group(owner)
+        topic = broker.registry.internal_topic(pull_retry_topic(group.name))
+    else:
+        topic = broker.directory.topic(name, least_id=least_id)
     if not topic.readable:
         raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
-    if topic.type is MessageType.LITE:
+    if not topic.kind.can_be_pulled:
         raise Refused(
-            Code.UNSUPPORTED, f"topic {topic.name} is LITE: its messages cannot be pulled"
+            Code.UNSUPPORTED,
+            f"topic {topic.name} is {topic.type.name}: its messages cannot be pulled",
         )
     if queue_id >= topic.queues:
         raise Refused(

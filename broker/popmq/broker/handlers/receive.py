@@ -11,7 +11,7 @@ from functools import partial
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.client_requests import ClientRequests
 from popmq.broker.handlers.pop_notifications import PopNotifications
-from popmq.broker.handlers.request import MemoryReplies, WaitingRequests
+from popmq.broker.handlers.request import MemoryReplies, WaitingRequests, refuse
 from popmq.broker.lite.lite_service import waiting_client
 from popmq.broker.log.cold_read_retry import ColdReadRetry, log_failure
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
@@ -44,7 +44,7 @@ class Receives:
 
     def serve(self, request: PopRequest, on_reply: OnReply, number: int) -> None:
         """Pop now; or, for a group that reads far behind beside others, when it is its turn."""
-        if self.broker.catch_up.is_behind((request.topic, request.group)):
+        if self.broker.pop.catch_up.is_behind((request.group, request.topic)):
             Receive(self, request, on_reply, number).wait_for_turn()
         else:
             self.pop(request, on_reply, number)
@@ -56,14 +56,14 @@ class Receives:
         number: int,
         receive: "Receive | None" = None,  # of one that has waited already
     ) -> None:
-        want = self.clients.resolve_pop(request)
-        if not want.limit:
-            self._notifications.notify_or_wait(request, want, on_reply, number)
+        params = self.clients.resolve_pop(request)
+        if not params.limit:
+            self._notifications.notify_or_wait(request, params, on_reply, number)
             return
         try:
-            deliveries, rest = self.take(want, number)
+            deliveries, rest = self.take(params, number)
             if self._notifications.notified_until_ms:
-                self._notifications.on_popped(want, found=bool(deliveries))
+                self._notifications.on_popped(params, has_messages=bool(deliveries))
         except ColdRead as cold:
             if self.cold.waiting >= _COLD_LIMIT:
                 raise TooManyRequests(
@@ -73,29 +73,30 @@ class Receives:
             return
         if deliveries:
             self.broker.polling.hits += request.poll_ms > 0
-            self.reply(on_reply, want, deliveries, rest, number)
+            self.reply(on_reply, params, deliveries, rest, number)
         elif request.poll_ms > 0:
             receive = receive or Receive(self, request, on_reply, number)
-            receive.wait_for_messages(want, unfinished=rest > 0)
+            receive.wait_for_messages(params, unfinished=rest > 0)
         elif rest:
             (receive or Receive(self, request, on_reply, number)).look_on_later()
         else:
-            self.reply(on_reply, want, deliveries, rest, number)
+            self.reply(on_reply, params, deliveries, rest, number)
 
-    def take(self, want: PopParams, number: int) -> tuple[PopReplyBuilder, int]:
+    def take(self, params: PopParams, number: int) -> tuple[PopReplyBuilder, int]:
         """Pop for receive `number`, which can be undone until its answer has left."""
         broker = self.broker
-        first = broker.pops.sequence + 1
+        first = broker.pop.service.sequence + 1
         self._popped_ms = broker.clock.wall_ms()  # before the first check point counts
-        deliveries, rest = self.clients.pop(want)
+        deliveries, rest = self.clients.pop(params)
         if deliveries:
-            broker.undo.track(number, broker.store.epoch, first, broker.pops.sequence + 1)
+            end = broker.pop.service.sequence + 1
+            broker.pop.undo.track(number, broker.store.epoch, first, end)
         return deliveries, rest
 
     def reply(
         self,
         on_reply: OnReply,
-        want: PopParams,
+        params: PopParams,
         deliveries: PopReplyBuilder,
         rest: int,
         number: int,
@@ -109,15 +110,15 @@ class Receives:
 
         def leave() -> None:
             if deliveries:
-                broker.undo.send_unless_cancelled(number, answer)
+                broker.pop.undo.send_unless_cancelled(number, answer)
             else:
                 answer()
 
-        if want.group.buffered and not broker.pops.has_written:
+        if params.group.buffered and not broker.pop.service.has_written:
             # Nothing was written: it rests on nothing but this broker's being the master.
             self._memory.when_leadership_confirmed(leave) if deliveries else leave()
-        elif broker.catch_up.is_behind((want.topic.name, want.group.name)):
-            charge = broker.catch_up.charge
+        elif broker.pop.catch_up.is_behind((params.group.name, params.topic.name)):
+            charge = broker.pop.catch_up.charge
             broker.buffer.when_confirmed(lambda: charge(leave))
         else:
             broker.buffer.when_confirmed(leave)
@@ -141,7 +142,7 @@ class Receive:
     def wait_for_turn(self) -> None:
         self._wait()
         try:
-            self._receives.broker.catch_up.run(self._number, self.pop_again)
+            self._receives.broker.pop.catch_up.run(self._number, self.pop_again)
         except TooManyRequests:
             self._end_wait()
             raise
@@ -157,7 +158,7 @@ class Receive:
         try:
             self._receives.pop(self._request, self._on_reply, self._number, self)
         except PopmqError as refusal:
-            self._on_reply(refusal)
+            refuse(refusal, self._on_reply, self._receives.broker.store)
 
     def look_on_later(self) -> None:
         """A receive that does not wait, with a filter: look on, in turns of the loop, but not for
@@ -171,27 +172,27 @@ class Receive:
         if receives.ended or not self._end_wait():
             return
         try:
-            want = receives.clients.resolve_pop(self._request)
-            deliveries, rest = receives.take(want, self._number)
+            params = receives.clients.resolve_pop(self._request)
+            deliveries, rest = receives.take(params, self._number)
         except ColdRead as cold:
             self.read_from_disk(cold)
         except PopmqError as refusal:
-            self._on_reply(refusal)
+            refuse(refusal, self._on_reply, receives.broker.store)
         else:
             if deliveries or not rest or not self._looks:
-                receives.reply(self._on_reply, want, deliveries, rest, self._number)
+                receives.reply(self._on_reply, params, deliveries, rest, self._number)
             else:
                 self.look_on_later()
 
-    def wait_for_messages(self, want: PopParams, *, unfinished: bool) -> None:
+    def wait_for_messages(self, params: PopParams, *, unfinished: bool) -> None:
         polling = self._receives.broker.polling
         waiter = Waiter(
-            key=(want.topic.id, want.group.id),
-            filter_key=(want.filter, want.queue_id, waiting_client(want)),
+            key=(params.topic.id, params.group.id),
+            filter_key=(params.filter, params.queue_id, waiting_client(params)),
             deadline_ms=self._receives.broker.waits.boot_ms() + self._request.poll_ms,
             attempt=self._attempt,
-            give_up=partial(self._give_up, want),
-            client=waiting_client(want),
+            give_up=partial(self._give_up, params),
+            client=waiting_client(params),
         )
         polling.add_waiter(waiter)
         self._waiter = waiter
@@ -203,8 +204,8 @@ class Receive:
         receives = self._receives
         try:
             # Looked up again: the topic may have got more queues meanwhile.
-            want = receives.clients.resolve_pop(self._request)
-            deliveries, rest = receives.take(want, self._number)
+            params = receives.clients.resolve_pop(self._request)
+            deliveries, rest = receives.take(params, self._number)
         except ColdRead as cold:
             receives.cold.warm(cold, self._look_again)
             return WaiterResult.EMPTY
@@ -214,7 +215,7 @@ class Receive:
         if not deliveries:
             return WaiterResult.MORE if rest else WaiterResult.EMPTY
         self._end_wait()
-        receives.reply(self._on_reply, want, deliveries, rest, self._number)
+        receives.reply(self._on_reply, params, deliveries, rest, self._number)
         return WaiterResult.ANSWERED
 
     def _look_again(self, error: BaseException | None) -> None:
@@ -225,9 +226,9 @@ class Receive:
         else:  # the waiting receive ends when its time is over
             log_failure(error)
 
-    def _give_up(self, want: PopParams) -> None:
+    def _give_up(self, params: PopParams) -> None:
         self._end_wait()
-        self._receives.reply(self._on_reply, want, PopReplyBuilder(), 0, self._number)
+        self._receives.reply(self._on_reply, params, PopReplyBuilder(), 0, self._number)
 
     # -- inside
 
@@ -242,8 +243,8 @@ class Receive:
         if self._waiter is not None:
             self._receives.broker.polling.remove(self._waiter)
         else:
-            self._receives.broker.catch_up.cancel(self._number)
+            self._receives.broker.pop.catch_up.cancel(self._number)
 
     def _refuse(self, refusal: PopmqError) -> None:
         if self._end_wait():
-            self._on_reply(refusal)
+            refuse(refusal, self._on_reply, self._receives.broker.store)

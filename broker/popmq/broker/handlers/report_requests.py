@@ -29,15 +29,15 @@ _DELAYED = (MessageType.DELAY, MessageType.MIXED)
 
 
 def _describe(broker: Broker, request: pb.DescribeRequest) -> ResumableRead[bytes]:
-    wanted = list(dict.fromkeys(request.tables)) or list(TABLES)
-    for name in wanted:
+    requested = list(dict.fromkeys(request.tables)) or list(TABLES)
+    for name in requested:
         if name not in TABLES:
             raise Refused(
                 Code.BAD_REQUEST, f"a table is one of {', '.join(TABLES)}, not {name[:100]!r}"
             )
     for name in request.topics:
         broker.registry.topic(name)
-    found = pb.BrokerTables(
+    broker_table = pb.BrokerTables(
         broker=broker.settings.broker.name,
         epoch=broker.store.epoch,
         end_position=broker.store.end,
@@ -45,26 +45,26 @@ def _describe(broker: Broker, request: pb.DescribeRequest) -> ResumableRead[byte
         log_ms=broker.store.log_ms(),
     )
     if request.sample:
-        found.sample = yield from broker.sampler.take(patient=True)
+        broker_table.sample = yield from broker.diagnostics.sampler.take(patient=True)
     yield from confirmed(broker.store)  # so that queues have all that the sample knew
-    partitions = _partitions(broker, wanted, set(request.topics), request.offset_records)
+    partitions = _partitions(broker, requested, set(request.topics), request.offset_records)
     for number, partition in enumerate(partitions, 1):
-        found.partitions.append(partition)
+        broker_table.partitions.append(partition)
         if number % _PARTITIONS_A_STEP == 0:
             yield from read(lambda: None)
-    layouts = {partition.layout for partition in found.partitions}
-    found.layouts.extend(_layout(name) for name in sorted(layouts))
-    return pb.DescribeReply(status=_OK, brokers=[found]).SerializeToString()
+    layouts = {partition.layout for partition in broker_table.partitions}
+    broker_table.layouts.extend(_layout(name) for name in sorted(layouts))
+    return pb.DescribeReply(status=_OK, brokers=[broker_table]).SerializeToString()
 
 
 def _partitions(
-    broker: Broker, wanted: list[str], named: Collection[str], offset_records: bool
+    broker: Broker, requested: list[str], named: Collection[str], offset_records: bool
 ) -> Iterator[pb.Partition]:
     every = list(broker.registry.topics())
-    chosen = [one for one in every if one.name in named] if named else every
-    for table in wanted:
-        if table in broker.sampler.logs:
-            log = broker.sampler.logs[table]
+    chosen = [topic for topic in every if topic.name in named] if named else every
+    for table in requested:
+        if table in broker.diagnostics.sampler.logs:
+            log = broker.diagnostics.sampler.logs[table]
             yield pb.Partition(table=table, layout=table, min=log.min, next=log.next)
         elif table == "revive":
             yield from _revive_partitions(broker, every, offset_records)
@@ -130,7 +130,9 @@ def _of_queue(
 
 def _layout(name: str) -> pb.Layout:
     layout = LAYOUTS[name]
-    fields = [pb.Field(name=one.name, type=one.type, offset=one.offset) for one in layout.fields]
+    fields = [
+        pb.Field(name=field.name, type=field.type, offset=field.offset) for field in layout.fields
+    ]
     return pb.Layout(name=name, version=layout.version, size=layout.size, fields=fields)
 
 
@@ -142,16 +144,16 @@ def _read_raw(broker: Broker, request: pb.ReadRawRequest) -> ResumableRead[bytes
             f"a layout is one of {', '.join(LAYOUTS)}, not {request.layout[:100]!r}, and an "
             "offset is not negative",
         )
-    wait_ms = broker.sampler.budget.wait_ms(broker.waits.boot_ms())
+    wait_ms = broker.diagnostics.sampler.budget.wait_ms(broker.waits.boot_ms())
     if wait_ms:
         return pb.ReadRawReply(status=_OK, retry_after_ms=wait_ms).SerializeToString()
-    if request.layout in broker.sampler.logs:
+    if request.layout in broker.diagnostics.sampler.logs:
         data, first, after = _samples(broker, request)
     elif request.layout == REVIVE.name:
         data, first, after = yield from _revive_records(broker, request)
     else:
         data, first, after = yield from _log_records(broker, request)
-    broker.sampler.budget.charge(len(data))
+    broker.diagnostics.sampler.budget.charge(len(data))
     reply = pb.ReadRawReply(status=_OK, data=data, next=after)
     setattr(reply, "from", first)
     return reply.SerializeToString()
@@ -164,7 +166,7 @@ def _samples(broker: Broker, request: pb.ReadRawRequest) -> tuple[bytes, int, in
             f"broker {broker.settings.broker.name} started anew since (epoch {request.epoch} "
             f"is over, it is in {broker.store.epoch}): describe the tables again",
         )
-    log, size = broker.sampler.logs[request.layout], LAYOUTS[request.layout].size
+    log, size = broker.diagnostics.sampler.logs[request.layout], LAYOUTS[request.layout].size
     first = max(getattr(request, "from"), log.min)
     end = max(first, min(request.next, log.next, first + REPLY_BYTES // size))
     return log.raw(first, end), first, end
@@ -244,14 +246,14 @@ def _range(queue: ConsumeQueue, request: pb.ReadRawRequest) -> tuple[int, int]:
 
 def _names(broker: Broker) -> ResumableRead[bytes]:
     yield from read(lambda: None)
-    found = pb.BrokerNames(broker=broker.settings.broker.name)
+    broker_name = pb.BrokerNames(broker=broker.settings.broker.name)
     for topic in islice(broker.registry.topics(), NAMES_LIMIT):
-        found.topics.add(id=topic.id, name=topic.name)
+        broker_name.topics.add(id=topic.id, name=topic.name)
     for group in islice(broker.registry.groups(), NAMES_LIMIT):
-        found.groups.add(id=group.id, name=group.name)
-    for number, name in broker.clients.items():
-        found.clients.add(id=number, name=name)
-    return pb.NamesReply(status=_OK, brokers=[found]).SerializeToString()
+        broker_name.groups.add(id=group.id, name=group.name)
+    for number, name in broker.deliveries.clients.items():
+        broker_name.clients.add(id=number, name=name)
+    return pb.NamesReply(status=_OK, brokers=[broker_name]).SerializeToString()
 
 
 def describe_tables(broker: Broker, request: Request) -> ResumableRead[bytes]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.operations.resumable_reads import ResumableRead
-from popmq.common.errors import PopmqError
+from popmq.broker.store.message_store import MessageStore
+from popmq.common.errors import PopmqError, TooManyRequests, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 
 # By the number of the request that waits: how its wait ends when its client has left.
@@ -37,6 +39,15 @@ class Request:
         """Its wait is over."""
         self.waiting.pop(self.number, None)
         self.on_reply(reply)
+
+
+def refuse(error: PopmqError, on_reply: OnReply, store: MessageStore) -> None:
+    """It rests on what was read, which may not be confirmed yet either (rule 8): a topic that
+    exists already may be gone with this master. That there is no room is said at once."""
+    if isinstance(error, (TooManyRequests, Unavailable)):
+        on_reply(error)
+    else:
+        store.when_confirmed(partial(on_reply, error))
 
 
 class MemoryReplies(Protocol):

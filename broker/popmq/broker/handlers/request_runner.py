@@ -2,7 +2,10 @@
 work (operations/resumable_reads.py)."""
 
 from collections.abc import Callable
+from functools import partial
 
+from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.request import Handler, Request, refuse
 from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.operations.resumable_reads import ResumableRead
 from popmq.broker.store.message_store import MessageStore
@@ -17,11 +20,21 @@ Steps = ResumableRead[bytes]
 
 class RequestRunner:
     def __init__(self, store: MessageStore, before: Callable[[], None] = lambda: None) -> None:
-        """`before` is called before each step."""
+        """`before` is called before each handler and each step: what a broker has to write before
+        anything is read (`CheckPointBuffer.flush_acks`)."""
         self._store = store
         self._before = before
         self._cold = ColdReadRetry(store.readers)
         self.running = 0
+
+    def call(self, handler: Handler, broker: Broker, request: Request) -> bytes | None:
+        """The handler's reply; None when it comes later."""
+        self._before()
+        reply = handler(broker, request)
+        if reply is None or isinstance(reply, bytes):
+            return reply
+        self.run(reply, request.on_reply)
+        return None
 
     def run(self, steps: Steps, on_reply: OnReply) -> None:
         """Take the first step now and the others later; the reply leaves when what it rests on
@@ -42,7 +55,7 @@ class RequestRunner:
             self._store.when_confirmed(lambda: self._end(on_reply, reply))
             return
         except PopmqError as refusal:
-            self._end(on_reply, refusal)
+            refuse(refusal, partial(self._end, on_reply), self._store)
             return
         except BaseException:  # a broken invariant, or the end: whoever runs the loop decides
             self.running -= 1

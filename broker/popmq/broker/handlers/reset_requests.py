@@ -15,24 +15,24 @@ _QUEUES_A_STEP = 16
 
 
 def reset_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
-    wanted = pb.ResetOffsetRequest.FromString(request.body)
-    target = _target(wanted)
-    topics.check_readable_topic_name(wanted.topic)
-    topic = broker.registry.topic(wanted.topic)
-    group = broker.registry.group(wanted.group)
-    queue_id = wanted.queue_id if wanted.HasField("queue_id") else None
-    broker.offset_reset.check(topic, target, queue_id)
+    requested = pb.ResetOffsetRequest.FromString(request.body)
+    target = _target(requested)
+    topics.check_readable_topic_name(requested.topic)
+    topic = broker.registry.topic(requested.topic)
+    group = broker.registry.group(requested.group)
+    queue_id = requested.queue_id if requested.HasField("queue_id") else None
+    broker.operations.offset_reset.check(topic, target, queue_id)
     queue_ids = list(broker.registry.queue_ids(topic)) if queue_id is None else [queue_id]
     # Without a word about them, pending retries are skipped with everything else only.
     skip_retries = target.to is ResetTo.NEWEST and queue_id is None
-    if wanted.HasField("skip_retries"):
-        if wanted.skip_retries and queue_id is not None:
+    if requested.HasField("skip_retries"):
+        if requested.skip_retries and queue_id is not None:
             raise Refused(
                 Code.BAD_REQUEST,
                 "pending retries are of all queues together: they cannot be skipped for one",
             )
-        skip_retries = wanted.skip_retries
-    reset = _Reset(broker, group, topic, queue_ids, skip_retries, wanted.dry_run)
+        skip_retries = requested.skip_retries
+    reset = _Reset(broker, group, topic, queue_ids, skip_retries, requested.dry_run)
     return reset.look_up_and_apply(target)
 
 
@@ -58,7 +58,8 @@ class _Reset:
         for queue_id in self._queue_ids:
             if offsets and len(offsets) % _QUEUES_A_STEP == 0:
                 yield None
-            look = partial(self._broker.offset_reset.offset_of, self._topic, queue_id, target)
+            offset_of = self._broker.operations.offset_reset.offset_of
+            look = partial(offset_of, self._topic, queue_id, target)
             offsets.append((yield from read_now(look)))
         return pb.ResetOffsetReply(
             status=pb.Status(code=Code.OK, message="OK"),
@@ -76,7 +77,7 @@ class _Reset:
         ).SerializeToString()
 
     def _apply(self, offsets: list[int]) -> list[QueueReset]:
-        reset = self._broker.offset_reset
+        reset = self._broker.operations.offset_reset
         group = self._broker.registry.group_by_id(self._group.id)
         topic = self._broker.registry.topic_by_id(self._topic.id)
         if group is None or topic is None:

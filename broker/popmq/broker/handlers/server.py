@@ -1,7 +1,8 @@
 """BrokerServer: requests in frames' payloads, answers when they are confirmed.
 
 Implements `hop.Port`, so a proxy in the same process calls it directly and frames serve it to
-all others.  The only place where a broker's replies are released.
+all others.  Each reply leaves through the `on_reply` of its request, mostly when its records are
+confirmed (docs/ARCHITECTURE.md).
 """
 
 from functools import partial
@@ -10,11 +11,18 @@ from google.protobuf.message import DecodeError
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.client_requests import ClientRequests
+from popmq.broker.handlers.pull_requests import lease
 from popmq.broker.handlers.receive import Receives
 from popmq.broker.handlers.registry import HANDLERS
-from popmq.broker.handlers.request import MemoryReplies, NoReplicas, Request, WaitingRequests
+from popmq.broker.handlers.request import (
+    MemoryReplies,
+    NoReplicas,
+    Request,
+    WaitingRequests,
+    refuse,
+)
 from popmq.broker.handlers.request_runner import RequestRunner
-from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests, Unavailable
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.topics import Durability, MessageType
@@ -44,13 +52,8 @@ class BrokerServer:
         return self._number
 
     def _refuse(self, error: PopmqError, on_reply: OnReply) -> None:
-        """A refusal rests on what was read, which may not be confirmed yet either (rule 8): a topic
-        that exists already may be gone with this master. That there is no room is said at once."""
         self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
-        if isinstance(error, (TooManyRequests, Unavailable)):
-            on_reply(error)
-        else:
-            self._broker.store.when_confirmed(partial(on_reply, error))
+        refuse(error, on_reply, self._broker.store)
 
     def cancel(self, request_id: int) -> None:
         """Its client has left: it waits no more, and what it popped comes back."""
@@ -58,7 +61,11 @@ class BrokerServer:
         if cancel is not None:
             cancel()
         else:
-            self._broker.undo.cancel(request_id)
+            self._broker.pop.undo.cancel(request_id)
+
+    def answer_lost(self, request_id: int) -> None:
+        """The connection broke after this receive was answered: its answer may be lost."""
+        self._broker.pop.undo.doubt(request_id, self._broker.store.log_ms())
 
     def end(self) -> None:
         """This broker leads no more: nothing goes on by itself."""
@@ -72,8 +79,10 @@ class BrokerServer:
                 self._receives.serve(hop.decode_pop(body), on_reply, number)
             case Kind.ACK:
                 self._take_acks(hop.decode_ack(body), on_reply)
+            case Kind.LEASE:
+                reply = lease(self._broker, body)
+                self._memory.when_leadership_confirmed(partial(on_reply, reply))
             case _:
-                self._broker.buffer.flush_acks()  # what follows may ask what is acked
                 self._handle(Request(kind, body, number, on_reply, self._waiting))
 
     def _handle(self, request: Request) -> None:
@@ -82,11 +91,9 @@ class BrokerServer:
             raise Refused(
                 Code.UNSUPPORTED, f"a broker does not serve requests of kind {request.kind}"
             )
-        reply = handler(self._broker, request)
-        if isinstance(reply, bytes):
+        reply = self.runner.call(handler, self._broker, request)
+        if reply is not None:
             self._reply(request.on_reply, reply)
-        elif reply is not None:
-            self.runner.run(reply, request.on_reply)
 
     def _reply(self, on_reply: OnReply, reply: bytes) -> None:
         """Release the reply once everything it rests on is confirmed (D2)."""
@@ -94,7 +101,7 @@ class BrokerServer:
 
     def _put(self, request: hop.PutRequest, on_reply: OnReply) -> None:
         results = self._clients.put(request)
-        self._broker.catch_up.on_fresh_traffic()
+        self._broker.pop.catch_up.on_fresh_traffic()
         reply = hop.encode_put_reply(results)
         topic = self._broker.registry.topic(request.topic)
         if topic.durability is Durability.MEMORY and not any(map(_is_half, request.entries)):
@@ -104,14 +111,14 @@ class BrokerServer:
 
     def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
         self._broker.directory.check_group_copied(request.group, request.group_id)
-        catch_up = self._broker.catch_up
-        if catch_up.is_behind((request.topic, request.group)):
+        catch_up = self._broker.pop.catch_up
+        if catch_up.is_behind((request.group, request.topic)):
             catch_up.charge(lambda: self._ack(request, on_reply))
         else:
             self._ack(request, on_reply)
 
     def _ack(self, request: hop.AckRequest, on_reply: OnReply) -> None:
-        results = self._broker.acks.ack(
+        results = self._broker.pop.acks.ack(
             topic=request.topic, group=request.group, handles=request.handles
         )
         self._reply(on_reply, hop.encode_ack_reply(results))

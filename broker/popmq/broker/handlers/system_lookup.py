@@ -13,9 +13,10 @@ from enum import Enum
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
-from popmq.broker.deliveries.pop_check_point import ReviveRecord
+from popmq.broker.deliveries.pop_check_point import ReviveKind, decode_revive
 from popmq.broker.meta.lite_topics import describe_lite_record
 from popmq.broker.meta.offset_record import OffsetRecord
+from popmq.broker.meta.registry import without_secrets
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, PopmqError, Refused, TopicNotFound
@@ -136,8 +137,11 @@ def _fields(kind: int, body: bytes) -> dict[str, object]:
     match kind:
         case RecordKind.META:
             record = MetaRecord.FromString(body)
-            if record.HasField("receipt_key"):
-                return {"receipt_key": "not shown"}
+            for secret in ("receipt_key", "signing_keys"):
+                if record.HasField(secret):
+                    return {secret: "not shown"}
+            if record.HasField("user"):
+                record.user.CopyFrom(without_secrets(record.user))
             return dict(MessageToDict(record, preserving_proto_field_name=True))
         case RecordKind.LITE_TOPIC:
             return describe_lite_record(body)
@@ -145,7 +149,8 @@ def _fields(kind: int, body: bytes) -> dict[str, object]:
             offset = OffsetRecord.decode(body)
             return {name: _plain(getattr(offset, name)) for name in OffsetRecord.__slots__}
         case RecordKind.REVIVE:
-            return _plain_fields(ReviveRecord.decode(body)._asdict())
+            revive = decode_revive(body)
+            return {"kind": _plain(ReviveKind(body[1])), **_plain_fields(revive._asdict())}
         case RecordKind.TRANSACTION:
             token = TransactionEndToken.decode(body)
             fields = token._asdict()

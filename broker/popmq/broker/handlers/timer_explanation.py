@@ -9,6 +9,7 @@ from popmq.broker.operations.resumable_reads import ResumableRead, read
 from popmq.broker.timer.timer_recall import StoredTimer
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
 from popmq.common import topics
+from popmq.common.quantities import iso_time
 from popmq.common.record.message import StoredMessage
 from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerToken
 from popmq.common.topics import SubscriptionGroup, TopicConfig
@@ -18,11 +19,11 @@ from popmq.common.wire import admin_pb2 as pb
 class TimerExplainer:
     """The timers of one message id; each is told of once, as it is now."""
 
-    def __init__(self, broker: Broker, message_id: str, found: list[StoredTimer]) -> None:
+    def __init__(self, broker: Broker, message_id: str, timers: list[StoredTimer]) -> None:
         self._broker = broker
         self._message_id = message_id
-        self._found = found
-        tokens = [one.message.any_token for one in found]
+        self._found = timers
+        tokens = [timer.message.any_token for timer in timers]
         self._replaced = {
             token.replaces[1]
             for token in tokens
@@ -35,8 +36,8 @@ class TimerExplainer:
         cls, broker: Broker, message_id: str, topic: TopicConfig | None
     ) -> "ResumableRead[TimerExplainer]":
         topic_id = topic.id if topic is not None else None
-        found = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
-        return cls(broker, message_id, found.stored)
+        timer = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
+        return cls(broker, message_id, timer.stored)
 
     def proofs(self, copy: StoredMessage) -> list[pb.Proof]:
         """Of a message that a timer delivered: the timer's record. It is over then."""
@@ -44,57 +45,63 @@ class TimerExplainer:
         if not isinstance(token, FiringToken):
             return []
         self._fired.add(token.identity)
-        return [_proof(one) for one in self._found if one.timer.identity == token.identity]
+        return [_proof(timer) for timer in self._found if timer.timer.identity == token.identity]
 
     def told(self, group: SubscriptionGroup | None) -> ResumableRead[list[pb.ExplainedMessage]]:
         """Those that are in no topic; call it when `proofs` has seen every copy."""
-        told = []
+        messages = []
         for stored in self._found:
             if stored.timer.identity in self._fired or stored.timer.identity in self._replaced:
                 continue
             explained = yield from self._explain(stored)
             explained.group = group.name if group is not None else ""
-            told.append(self._message(stored, explained))
-        return told
+            messages.append(self._message(stored, explained))
+        return messages
 
     def _explain(self, stored: StoredTimer) -> ResumableRead[pb.Explained]:
         timer, state = stored.timer, self._broker.timers.state
         topic = self._broker.registry.topic_by_id(timer.topic_id)
-        told = pb.Explained(attempt=1, proofs=[_proof(stored), *self._replaced_by(stored)])
+        explanation = pb.Explained(attempt=1, proofs=[_proof(stored), *self._replaced_by(stored)])
         if self._broker.timers.recall.is_pending(stored):
-            told.state = State.DELAYED.value
-            told.since_ms = stored.message.header.wall_ms
-            told.until_ms = timer.due_ms
-            told.text = "its delivery time has not come"
-            told.next = "then it is delivered as attempt 1; `popmq timers cancel` prevents that"
+            explanation.state = State.DELAYED.value
+            explanation.since_ms = stored.message.header.wall_ms
+            explanation.until_ms = timer.due_ms
+            explanation.text = "its delivery time has not come"
+            explanation.next = (
+                "then it is delivered as attempt 1; `popmq timers cancel` prevents that"
+            )
             if topic is None:
-                told.next = f"its topic was deleted: then it goes to {topics.TIMER_DLQ_TOPIC}"
-            return told
+                explanation.next = (
+                    f"its topic was deleted: then it goes to {topics.TIMER_DLQ_TOPIC}"
+                )
+            return explanation
         nothing = "nothing: for every group it is over"
         if state.is_migrated(timer.identity):
-            told.state, told.next = State.MOVED.value, "what that group tells of it"
-            told.text = "another broker group has it, because this one is or was drained"
-            return told
+            explanation.state, explanation.next = State.MOVED.value, "what that group tells of it"
+            explanation.text = "another broker group has it, because this one is or was drained"
+            return explanation
         if state.is_cancelled(timer.identity):
-            told.state, told.next = State.RECALLED.value, nothing
-            told.text = "it was recalled before its delivery time"
-            return told
+            explanation.state, explanation.next = State.RECALLED.value, nothing
+            explanation.text = "it was recalled before its delivery time"
+            return explanation
         letter = yield from self._dead_letter(timer.identity)
         if letter is not None:
-            told.state = State.DEAD_LETTERED.value
-            told.since_ms = letter.header.wall_ms
-            told.text = "its topic was deleted before its delivery time"
-            told.next = f"stays in {topics.TIMER_DLQ_TOPIC} until it expires"
-            told.proofs.append(_record("firing", letter, topics.TIMER_DLQ_TOPIC))
-            return told
-        told.state, told.next = State.UNKNOWN.value, nothing
-        told.text = (
+            explanation.state = State.DEAD_LETTERED.value
+            explanation.since_ms = letter.header.wall_ms
+            explanation.text = "its topic was deleted before its delivery time"
+            explanation.next = f"stays in {topics.TIMER_DLQ_TOPIC} until it expires"
+            explanation.proofs.append(_record("firing", letter, topics.TIMER_DLQ_TOPIC))
+            return explanation
+        explanation.state, explanation.next = State.UNKNOWN.value, nothing
+        explanation.text = (
             "its delivery time is over, and it is not in its topic: it could not be read, or "
             "its copy there went by retention"
         )
         if timer.due_ms < state.cursor[0] - KEEP_CANCELLED_MS:
-            told.text += ", or it was recalled (which is known for 10 minutes behind that time)"
-        return told
+            explanation.text += (
+                ", or it was recalled (which is known for 10 minutes behind that time)"
+            )
+        return explanation
 
     def _dead_letter(self, identity: int) -> ResumableRead[StoredMessage | None]:
         topic = self._broker.registry.find_topic(topics.TIMER_DLQ_TOPIC)
@@ -117,9 +124,9 @@ class TimerExplainer:
         token = stored.message.any_token
         if not isinstance(token, TimerToken) or token.replaces is None:
             return []
-        return [_proof(one) for one in self._found if one.timer.identity == token.replaces[1]]
+        return [_proof(timer) for timer in self._found if timer.timer.identity == token.replaces[1]]
 
-    def _message(self, stored: StoredTimer, told: pb.Explained) -> pb.ExplainedMessage:
+    def _message(self, stored: StoredTimer, explanation: pb.Explained) -> pb.ExplainedMessage:
         header, token = stored.message.header, stored.message.any_token
         topic = self._broker.registry.topic_by_id(stored.timer.topic_id)
         return pb.ExplainedMessage(
@@ -129,13 +136,13 @@ class TimerExplainer:
             queue_offset=-1,  # none before it is delivered
             stored_ms=header.wall_ms,
             position=header.position,
-            groups=[told],
+            groups=[explanation],
         )
 
 
 def _proof(stored: StoredTimer) -> pb.Proof:
     proof = _record("timer", stored.message, topics.TIMER_TOPIC)
-    proof.text += f", due at {stored.timer.due_ms}"
+    proof.text += f", due at {iso_time(stored.timer.due_ms)}"
     return proof
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.request import Request
-from popmq.broker.index.message_keys import ID, names_in
+from popmq.broker.index.message_keys import ID, KEY, names_in
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.operations.resumable_reads import ResumableRead, confirmed, read, read_now
@@ -22,6 +22,7 @@ from popmq.common.wire import admin_pb2 as pb
 ID_LIMIT = 1_024  # characters
 LOOKED_LIMIT = 200_000  # timers that one listing looks at
 LIST_LIMIT = 1_000  # and that it names
+LOOKED_FOR_KEY = 10_000  # whose messages are read to find a key
 _DEFAULT_LIMIT = 100
 _A_STEP = 4_096
 _BODIES_A_STEP = 8
@@ -30,8 +31,8 @@ _LATER_MS = 1 << 62
 
 def recall(broker: Broker, request: Request) -> ResumableRead[bytes]:
     """The due time of the request is a hint that nothing needs: an id names its timers."""
-    wanted = pb.RecallRequest.FromString(request.body)
-    topic_id, message_id = _topic_id(broker, wanted.topic), _checked_id(wanted.message_id)
+    requested = pb.RecallRequest.FromString(request.body)
+    topic_id, message_id = _topic_id(broker, requested.topic), _checked_id(requested.message_id)
 
     def step() -> bytes:
         broker.store.guard.check_write()
@@ -43,15 +44,15 @@ def recall(broker: Broker, request: Request) -> ResumableRead[bytes]:
 
 
 def reschedule(broker: Broker, request: Request) -> ResumableRead[bytes]:
-    wanted = pb.RescheduleRequest.FromString(request.body)
-    topic_id, message_id = _topic_id(broker, wanted.topic), _checked_id(wanted.message_id)
-    if not wanted.new_due_ms:
+    requested = pb.RescheduleRequest.FromString(request.body)
+    topic_id, message_id = _topic_id(broker, requested.topic), _checked_id(requested.message_id)
+    if not requested.new_due_ms:
         raise Refused(Code.ILLEGAL_DELIVERY_TIME, "a rescheduling without a new time")
 
     def step() -> bytes:
         broker.store.check_admission()
         recalls = broker.timers.recall
-        outcome, due_ms = recalls.reschedule(topic_id, message_id, wanted.new_due_ms)
+        outcome, due_ms = recalls.reschedule(topic_id, message_id, requested.new_due_ms)
         return pb.RescheduleReply(status=_ok(), outcome=outcome, due_ms=due_ms).SerializeToString()
 
     return read_now(step)
@@ -81,10 +82,10 @@ class TimerFilter(NamedTuple):
 class PendingTimerScan:
     """The pending timers that are due first, as far as they were looked at."""
 
-    def __init__(self, broker: Broker, want: TimerFilter) -> None:
+    def __init__(self, broker: Broker, params: TimerFilter) -> None:
         self._broker = broker
         self._timers = broker.timers
-        self._want = want
+        self._want = params
         self._found: dict[int, Timer] = {}  # by identity
         self._looked = 0
         self._rebuilds = self._timers.service.rebuilds
@@ -93,12 +94,12 @@ class PendingTimerScan:
     @property
     def first(self) -> list[Timer]:
         """At most as many as were wanted, by (due time, identity), and pending now."""
-        return nsmallest(self._want.limit, self.found, key=lambda one: one.key)
+        return nsmallest(self._want.limit, self.found, key=lambda timer: timer.key)
 
     @property
     def found(self) -> list[Timer]:
         """All that were found and are pending now, in no order."""
-        return [one for one in self._found.values() if _is_pending(self._broker, one)]
+        return [timer for timer in self._found.values() if _is_pending(self._broker, timer)]
 
     def look(self) -> ResumableRead[None]:
         """The late ones, those that were not enqueued yet, and the wheel."""
@@ -114,8 +115,8 @@ class PendingTimerScan:
             if not units:
                 break
             self._take_all(
-                [Timer(one.due_ms, one.identity, one.position, one.size, one.topic_id, 0)
-                 for one in units]
+                [Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0)
+                 for unit in units]
             )  # fmt: skip
             if self._is_done(scan.at_ms):
                 break
@@ -145,7 +146,7 @@ class PendingTimerScan:
         first = self.first
         if len(first) < self._want.limit:
             return False
-        self._found = {one.identity: one for one in first}
+        self._found = {timer.identity: timer for timer in first}
         return first[-1].due_ms < slot_ms
 
 
@@ -155,37 +156,50 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> ResumableRead[bytes]
         raise Refused(Code.BAD_REQUEST, f"limit {limit}: a list has 1 to {LIST_LIMIT} timers")
     topic_id = _topic_id(broker, request.topic) if request.topic else None
     end_ms = request.end_ms or _LATER_MS
-    want = TimerFilter(topic_id, request.begin_ms, end_ms, limit)
+    params = TimerFilter(topic_id, request.begin_ms, end_ms, limit)
     reply = pb.ListTimersReply(status=_ok())
     yield from confirmed(broker.store)
     if request.message_id:
         find = partial(broker.timers.recall.find, topic_id, _checked_id(request.message_id))
         stored, reply.incomplete = yield from read(find)
-        stored = [one for one in stored if want.takes(one.timer)]
-        stored = [one for one in stored if broker.timers.recall.is_pending(one)]
-        stored.sort(key=lambda one: one.timer.key)
+        stored = [timer for timer in stored if params.takes(timer.timer)]
+        stored = [timer for timer in stored if broker.timers.recall.is_pending(timer)]
+        stored.sort(key=lambda timer: timer.timer.key)
     else:
-        waiting = PendingTimerScan(broker, want)
+        if request.key:
+            params = params._replace(limit=LOOKED_FOR_KEY)
+        waiting = PendingTimerScan(broker, params)
         yield from waiting.look()
         reply.incomplete = waiting.incomplete
         yield from confirmed(broker.store)
-        stored = yield from _with_messages(broker, waiting.first)
-    reply.timers.extend(_to_wire(broker, one, request.message_id) for one in stored[:limit])
+        first = waiting.first
+        if request.key and len(first) == LOOKED_FOR_KEY:
+            reply.incomplete = f"only the {LOOKED_FOR_KEY} timers that are due first were looked at"
+        stored = yield from _with_messages(broker, first, request.key.encode())
+    timers = [_to_wire(broker, timer, request.message_id) for timer in stored[:limit]]
+    for timer in timers:
+        timer.has_key = bool(request.key) and not request.message_id
+    reply.timers.extend(timers)
     return reply.SerializeToString()
 
 
-def _with_messages(broker: Broker, timers: list[Timer]) -> ResumableRead[list[StoredTimer]]:
-    found: list[StoredTimer] = []
+def _with_messages(
+    broker: Broker, timers: list[Timer], key: bytes
+) -> ResumableRead[list[StoredTimer]]:
+    """Those whose message has the key; with an empty one all."""
+    stored_timers: list[StoredTimer] = []
     for at in range(0, len(timers), _BODIES_A_STEP):
         some = timers[at : at + _BODIES_A_STEP]
-        units = [QueueUnit(one.position, one.size, 0) for one in some]
+        units = [QueueUnit(timer.position, timer.size, 0) for timer in some]
         messages = yield from read(partial(broker.store.reader.read, units, wait=False))
-        found += [
+        stored_timers += [
             StoredTimer(timer, message, timer.position != timer.identity)
             for timer, message in zip(some, messages, strict=True)
-            if not isinstance(message, DamagedMessage) and _is_pending(broker, timer)
+            if not isinstance(message, DamagedMessage)
+            and _is_pending(broker, timer)
+            and (not key or (KEY, key) in names_in(message.properties))
         ]
-    return found
+    return stored_timers
 
 
 def _to_wire(broker: Broker, stored: StoredTimer, message_id: str) -> pb.Timer:
@@ -212,26 +226,26 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> ResumableRea
     limit = 1 if topic_id is None else LOOKED_LIMIT
     waiting = PendingTimerScan(broker, TimerFilter(topic_id, 0, _LATER_MS, limit))
     yield from waiting.look()
-    found = waiting.found
+    timers = waiting.found
     if topic_id is None:
         scan = broker.timers.scan()
         while (yield from read(partial(counted.add_slots, scan))):
             pass
     recent = broker.timers.service.queue.not_enqueued()
-    counted.add_timers(recent if topic_id is None else found)
+    counted.add_timers(recent if topic_id is None else timers)
     pending = broker.timers.state.pending
     return pb.ForecastTimersReply(
         status=_ok(),
         pending=[
-            pb.ForecastTimersReply.Pending(topic=topic_name(broker, one), count=count)
-            for one, count in sorted(pending.items())
-            if topic_id in (None, one)
+            pb.ForecastTimersReply.Pending(topic=topic_name(broker, number), count=count)
+            for number, count in sorted(pending.items())
+            if topic_id in (None, number)
         ],
         buckets=[
             pb.ForecastTimersReply.Bucket(within_ms=within_ms, count=count)
             for within_ms, count in zip((*BUCKETS_MS, -1), counted.counts, strict=True)
         ],
-        next_due_ms=min((one.due_ms for one in found), default=0),
+        next_due_ms=min((timer.due_ms for timer in timers), default=0),
         incomplete=waiting.incomplete,
     ).SerializeToString()
 

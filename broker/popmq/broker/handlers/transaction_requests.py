@@ -13,10 +13,10 @@ from popmq.common.wire import transaction_pb2 as pb
 
 
 def end_transaction(broker: Broker, request: Request) -> ResumableRead[bytes]:
-    wanted = pb.EndTransactionRequest.FromString(request.body)
+    requested = pb.EndTransactionRequest.FromString(request.body)
     halves = broker.transactions.halves
-    ending = TransactionEnd.COMMITTED if wanted.commit else TransactionEnd.ROLLED_BACK
-    transaction = halves.find(wanted.topic, wanted.message_id, wanted.transaction_id)
+    ending = TransactionEnd.COMMITTED if requested.commit else TransactionEnd.ROLLED_BACK
+    transaction = halves.find(requested.topic, requested.message_id, requested.transaction_id)
     waited = False
 
     def step() -> bytes:
@@ -37,12 +37,13 @@ def end_transaction(broker: Broker, request: Request) -> ResumableRead[bytes]:
 
 
 def wait_for_checks(broker: Broker, request: Request) -> None:
-    wanted = pb.ChecksRequest.FromString(request.body)
+    requested = pb.ChecksRequest.FromString(request.body)
     checks = broker.transactions.checks
     checks.add_waiting_proxy(
         request.number,
-        wanted.topics,
-        broker.waits.boot_ms() + wanted.wait_ms,
+        requested.topics,
+        requested.producer_groups,
+        broker.waits.boot_ms() + requested.wait_ms,
         lambda due: request.answer(_encode_checks(due)),
     )
     request.wait(partial(checks.cancel, request.number))
@@ -60,5 +61,6 @@ def _encode_checks(due: Sequence[Check]) -> bytes:
             stored_ms=message.header.wall_ms,
             head=message.head,
             properties=message.properties,
+            producer_group=check.producer_group,
         )
     return reply.SerializeToString()

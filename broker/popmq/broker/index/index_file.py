@@ -86,15 +86,15 @@ class IndexFile:
         """(position, size) of every entry of that hash, oldest first."""
         bucket = int.from_bytes(name_hash[:4], "big") >> (32 - self.bits)
         data = self.read_buckets(bucket, 1)
-        found = []
+        positions = []
         at = data.find(name_hash)
         while at >= 0 and at % ENTRY_SIZE:  # the same bytes inside another entry
             at = data.find(name_hash, at + 1)
         while at >= 0 and data[at : at + 8] == name_hash:
             _, position, size, _ = ENTRY.unpack_from(data, at)
-            found.append((position, size))
+            positions.append((position, size))
             at += ENTRY_SIZE
-        return found
+        return positions
 
     def read_buckets(self, bucket: int, buckets: int) -> bytes:
         """The entries of some adjacent buckets, in order. Raises IndexFileDamaged."""
@@ -176,8 +176,8 @@ class IndexFileWriter:
         body = _BODY.pack(*span, self._count, self._bits)
         crc = crc32c(self._directory, crc32c(body))
         self._file.write(_FRONT.pack(_MAGIC, 1, crc) + body + self._directory, 0)
-        made = IndexFile(self._disk, self._path, self._file)
-        return UnpublishedIndexFile(self._disk, self._file, self.scratch, made)
+        index_file = IndexFile(self._disk, self._path, self._file)
+        return UnpublishedIndexFile(self._disk, self._file, self.scratch, index_file)
 
     def close(self) -> None:
         """Give up; the scratch file is deleted when the index is opened again."""
@@ -187,11 +187,11 @@ class IndexFileWriter:
 class UnpublishedIndexFile:
     """A file that is complete and not durable yet; `sync` runs on the flusher."""
 
-    def __init__(self, disk: Disk, file: DiskFile, scratch: str, made: IndexFile) -> None:
+    def __init__(self, disk: Disk, file: DiskFile, scratch: str, index_file: IndexFile) -> None:
         self._disk = disk
         self._file = file
         self._scratch = scratch
-        self.made = made
+        self.made = index_file
         self.done = False
 
     def sync(self) -> None:

@@ -122,19 +122,21 @@ class KeyIndex:
 
         Some may be another name's, and some of another time: the caller reads and compares.
         """
-        wanted = name_hash(topic_id, kind, name)
+        requested = name_hash(topic_id, kind, name)
         for tail in (self._tail, *reversed(self._full)):
             if tail.span.meets(begin_ms, end_ms):
-                yield from (one for one in reversed(tail.find(wanted)) if one[0] >= self.start)
+                yield from (
+                    match for match in reversed(tail.find(requested)) if match[0] >= self.start
+                )
         for file in reversed(self._files.copy()):
             if not file.span.meets(begin_ms, end_ms) or file.span.end <= self.start:
                 continue
             try:
-                found = file.find(wanted)
+                matches = file.find(requested)
             except IndexFileDamaged as error:
                 self._condemn(error.path)
                 continue
-            yield from (one for one in reversed(found) if one[0] >= self.start)
+            yield from (match for match in reversed(matches) if match[0] >= self.start)
 
     # -- start and stop
 
@@ -275,14 +277,14 @@ class KeyIndex:
         tail = self._full[0]
         job = self._sealing or seal(self._disk, self._folder, tail)
         self._sealing = None  # a job that fails is begun again
-        made = _turn(job)
-        if made is None:
+        index_file = _turn(job)
+        if index_file is None:
             self._sealing = job
         else:
             self._full.pop(0)
-            self._files.append(made.made)
+            self._files.append(index_file.made)
             # Its file is still on the flusher's list, perhaps: it goes when the new one is named.
-            self._unnamed.append((made, [tail]))
+            self._unnamed.append((index_file, [tail]))
             self.metrics.sealed += 1
 
     def _find_merge(self) -> bool:
@@ -304,16 +306,16 @@ class KeyIndex:
         self._merging = None
         self._merge_due = True
         try:
-            made = _turn(job)
+            index_file = _turn(job)
         except IndexFileDamaged as error:
             self._condemn(error.path)
             return
-        if made is None:
+        if index_file is None:
             self._merging = (job, files)
         else:
             at = self._files.index(files[0])
-            self._files[at : at + len(files)] = [made.made]
-            self._unnamed.append((made, files))
+            self._files[at : at + len(files)] = [index_file.made]
+            self._unnamed.append((index_file, files))
             self.metrics.merged += 1
 
     def _settle(self) -> None:
@@ -346,7 +348,7 @@ class KeyIndex:
 def _pieces_of(disk: Disk, folder: str) -> list[tuple[int, bool, str]]:
     """(begin, whether it is a tail, path) of every piece: oldest first, a large file before
     those it was made of, and a file before its tail. Scratch files are deleted."""
-    found = []
+    tails = []
     for name in disk.names(folder):
         path = f"{folder}/{name}"
         match = _NAME.fullmatch(name)
@@ -355,8 +357,8 @@ def _pieces_of(disk: Disk, folder: str) -> list[tuple[int, bool, str]]:
                 disk.remove(path)
             continue
         is_tail = match[2] == "tail"
-        found.append((int(match[1]), is_tail, 0 if is_tail else -int(match[2]), path))
-    return [(begin, is_tail, path) for begin, is_tail, _, path in sorted(found)]
+        tails.append((int(match[1]), is_tail, 0 if is_tail else -int(match[2]), path))
+    return [(begin, is_tail, path) for begin, is_tail, _, path in sorted(tails)]
 
 
 def _turn(job: IndexBuild) -> UnpublishedIndexFile | None:
@@ -364,8 +366,8 @@ def _turn(job: IndexBuild) -> UnpublishedIndexFile | None:
     try:
         next(job)
     except StopIteration as stop:
-        made: UnpublishedIndexFile = stop.value
-        return made
+        index_file: UnpublishedIndexFile = stop.value
+        return index_file
     return None
 
 

@@ -21,7 +21,7 @@ _ID_TAG = 3 << 3 | _LEN
 
 def names_in(properties: bytes) -> list[tuple[int, bytes]]:
     """Every (kind, name) of a message, as sent. Runs for every stored message."""
-    found: list[tuple[int, bytes]] = []
+    keys: list[tuple[int, bytes]] = []
     at, end = 0, len(properties)
     try:
         while at < end:
@@ -36,9 +36,9 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
                 if size >= 0x80:
                     size, at = read_varint(properties, at - 1)
                 if tag == _KEYS_TAG and size:
-                    found.append((KEY, properties[at : at + size]))
+                    keys.append((KEY, properties[at : at + size]))
                 elif tag == _ID_TAG and size:
-                    found.append((ID, properties[at : at + size]))
+                    keys.append((ID, properties[at : at + size]))
                 at += size
             elif wire_type == _VARINT:
                 if not tag:
@@ -54,7 +54,7 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
                 return []
     except (IndexError, ValueError):
         return []
-    return found[:NAMES_LIMIT] if at == end else []
+    return keys[:NAMES_LIMIT] if at == end else []
 
 
 def name_hash(topic_id: int, kind: int, name: bytes) -> bytes:

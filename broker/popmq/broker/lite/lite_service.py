@@ -11,7 +11,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.lite.lite_notices import LiteNotices
 from popmq.broker.lite.lite_subscriptions import LiteSubscriptions, Subscriber, SubscriberKey
@@ -24,10 +24,8 @@ from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.pop_reply import PopReplyBuilder
-from popmq.common.settings.lite_settings import LiteSettings
-from popmq.common.settings.settings import PopSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import (
-    MessageType,
     StartAt,
     SubscriptionGroup,
     TopicConfig,
@@ -62,80 +60,80 @@ class LiteService:
         self,
         store: MessageStore,
         registry: Registry,
-        table: CheckPointTable,
+        deliveries: Deliveries,
         pops: PopService,
         fifo: FifoService,
         lookup: Lookup,
-        settings: LiteSettings,
-        limits: PopSettings,
         polling: LongPolling,
+        settings: Settings,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
+        self._table = deliveries.table
         self._pops = pops
         self._fifo = fifo
         self._lookup = lookup
-        self.settings = settings
+        self.settings, self._limits = settings.lite, settings.pop
         self._now_ms = 0  # of what the last step or request said
-        self._limits = limits
-        self.subscriptions = LiteSubscriptions(settings)
+        self.subscriptions = LiteSubscriptions(settings.lite)
         self.notices = LiteNotices()
         self._polling = polling
 
     # -- receives
 
-    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
         """Like `PopService.pop`, of the lite topics that the client subscribed to; the rest is how
         many of these may have something yet."""
-        self._pops.start_pop(want)
+        self._pops.start_pop(params)
         end = self._store.end
-        batch = PopBatch(want.limit, min(want.reply_bytes, self._limits.reply_bytes))
-        one = self._subscriber(want)
-        if one is not None:
-            for ck in self._fifo.received(want):
-                if self._wanted(one, ck.queue_id):
+        batch = PopBatch(params.limit, min(params.reply_bytes, self._limits.reply_bytes))
+        subscriber = self._subscriber(params)
+        if subscriber is not None:
+            for ck in self._fifo.received(params):
+                if self._wanted(subscriber, ck.queue_id):
                     self._fifo.repeat_deliveries(ck, batch)
             if not batch.deliveries:
-                self._fill(want, one, batch)
-            batch.remaining = len(one.ready)
+                self._fill(params, subscriber, batch)
+            batch.remaining = len(subscriber.ready)
         self._pops.has_written = self._store.end != end
-        return self._pops.finish(want, batch)
+        return self._pops.finish(params, batch)
 
-    def has_ready(self, want: PopParams) -> bool:
+    def has_ready(self, params: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes no check point."""
-        one = self._subscriber(want)
-        if one is None:
+        subscriber = self._subscriber(params)
+        if subscriber is None:
             return False
-        if any(self._wanted(one, ck.queue_id) for ck in self._fifo.received(want)):
+        if any(self._wanted(subscriber, ck.queue_id) for ck in self._fifo.received(params)):
             return True
-        while one.ready:
-            queue_id = next(iter(one.ready))
-            if self._wanted(one, queue_id) and self._may_leave(want.group, want.topic, queue_id):
+        while subscriber.ready:
+            queue_id = next(iter(subscriber.ready))
+            if self._wanted(subscriber, queue_id) and self._may_leave(
+                params.group, params.topic, queue_id
+            ):
                 return True
-            del one.ready[queue_id]
+            del subscriber.ready[queue_id]
         return False
 
-    def _fill(self, want: PopParams, one: Subscriber, batch: PopBatch) -> None:
-        for queue_id in list(islice(one.ready, _VISITS)):
+    def _fill(self, params: PopParams, subscriber: Subscriber, batch: PopBatch) -> None:
+        for queue_id in list(islice(subscriber.ready, _VISITS)):
             if batch.full:
                 break
             cold = len(batch.cold)
-            more = self._wanted(one, queue_id) and self._fifo.pop_queue_in_order(
-                want, queue_id, batch
+            more = self._wanted(subscriber, queue_id) and self._fifo.pop_queue_in_order(
+                params, queue_id, batch
             )
             if len(batch.cold) > cold:
                 continue  # first again, when it was read from the disk
-            del one.ready[queue_id]
+            del subscriber.ready[queue_id]
             if more:
-                one.ready[queue_id] = None  # behind the others
+                subscriber.ready[queue_id] = None  # behind the others
 
-    def _subscriber(self, want: PopParams) -> Subscriber | None:
-        return self.subscriptions.find((want.topic.id, want.group.id, want.client))
+    def _subscriber(self, params: PopParams) -> Subscriber | None:
+        return self.subscriptions.find((params.topic.id, params.group.id, params.client))
 
-    def _wanted(self, one: Subscriber, queue_id: int) -> bool:
-        lite = self._registry.lites.at(one.who[0], queue_id)
-        return lite is not None and lite.name in one.names
+    def _wanted(self, subscriber: Subscriber, queue_id: int) -> bool:
+        lite = self._registry.lites.at(subscriber.who[0], queue_id)
+        return lite is not None and lite.name in subscriber.names
 
     def _may_leave(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> bool:
         """Whether the group may get something of the queue now, as far as is known."""
@@ -165,11 +163,11 @@ class LiteService:
         group = self._registry.group_by_id(group_id) if subscribers else None
         if group is None or not self._may_leave(group, topic, lite.queue_id):
             return
-        for one in subscribers:
-            one.ready[lite.queue_id] = None
-        for one in subscribers:
-            if one.ready:
-                wake((topic.id, group_id), one.who[2])
+        for subscriber in subscribers:
+            subscriber.ready[lite.queue_id] = None
+        for subscriber in subscribers:
+            if subscriber.ready:
+                wake((topic.id, group_id), subscriber.who[2])
 
     # -- what clients say
 
@@ -189,28 +187,28 @@ class LiteService:
         a whole list that is too long for one client its beginning counts, and the client is to
         forget the rest. Raises ColdRead instead of waiting for the disk, with nothing changed.
         """
-        if topic.type is not MessageType.LITE:
+        if not topic.kind.has_lite_topics:
             raise Refused(
                 Code.BAD_REQUEST,
                 f"topic {topic.name} is {topic.type.name}: only one of type LITE has lite topics",
             )
-        who = (topic.id, group.id, client)
-        known = self.subscriptions.find(who)
+        ids = (topic.id, group.id, client)
+        known = self.subscriptions.find(ids)
         had = known.names if known is not None else set[str]()
-        wanted = self._wanted_names(action, client, had, names)
+        requested = self._wanted_names(action, client, had, names)
         over: list[str] = []
-        if action is Action.COMPLETE_ADD and len(wanted) > self.subscriptions.limit:
+        if action is Action.COMPLETE_ADD and len(requested) > self.subscriptions.limit:
             # By the client's own order, the same at each broker group.
-            order = [name for name in dict.fromkeys(names) if name in wanted]
+            order = [name for name in dict.fromkeys(names) if name in requested]
             over = order[self.subscriptions.limit :]
-        total = len(wanted)
-        wanted.difference_update(over)
+        total = len(requested)
+        requested.difference_update(over)
         self._now_ms = now_ms
-        self.subscriptions.check(len(wanted) - len(had), len(wanted))
-        begins = self._begins(group, topic, wanted - had, begin) if _begins_anew(action) else ()
+        self.subscriptions.check(len(requested) - len(had), len(requested))
+        begins = self._begins(group, topic, requested - had, begin) if _begins_anew(action) else ()
         if action is Action.PARTIAL_ADD:
             self.notices.forget(client, names)
-        self._set(topic, group, who, wanted, begins)
+        self._set(topic, group, ids, requested, begins)
         if over:
             self.notices.add(client, over, now_ms)
             raise self.subscriptions.too_many(total)
@@ -219,22 +217,22 @@ class LiteService:
         self,
         topic: TopicConfig,
         group: SubscriptionGroup,
-        who: SubscriberKey,
-        wanted: set[str],
+        client: SubscriberKey,
+        requested: set[str],
         begins: Iterable[tuple[int, int]],
     ) -> None:
-        known = self.subscriptions.find(who)
-        if not wanted:
+        known = self.subscriptions.find(client)
+        if not requested:
             if known is not None:
                 self.subscriptions.remove_subscriber(known)
             return
-        one = self.subscriptions.mark_seen(who, self._now_ms)
+        subscriber = self.subscriptions.mark_seen(client, self._now_ms)
         for queue_id, offset in begins:
             self._pops.open_progress_at(group, topic, queue_id, offset)
-        for name in sorted(one.names - wanted):
-            self.subscriptions.remove(one, name)
-        for name in sorted(wanted - one.names):
-            self.subscriptions.add(one, name)
+        for name in sorted(subscriber.names - requested):
+            self.subscriptions.remove(subscriber, name)
+        for name in sorted(requested - subscriber.names):
+            self.subscriptions.add(subscriber, name)
             lite = self._registry.lites.find(topic.id, name)
             if lite is not None:
                 self._look(topic, lite, group.id, self._polling.wake_client)
@@ -257,7 +255,7 @@ class LiteService:
     ) -> list[tuple[int, int]]:
         """Queues that the group never read, and the offset at which it begins there, where that is
         not the oldest."""
-        found = []
+        queue_ids = []
         for name in sorted(names):
             lite = self._registry.lites.find(topic.id, name)
             if lite is None:
@@ -266,8 +264,8 @@ class LiteService:
                 continue
             offset = self._beginning(group, topic, lite.queue_id, begin)
             if offset is not None:
-                found.append((lite.queue_id, offset))
-        return found
+                queue_ids.append((lite.queue_id, offset))
+        return queue_ids
 
     def _beginning(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, begin: LiteStart
@@ -300,16 +298,16 @@ class LiteService:
         if not self.settings.ttl_ends_subscriptions:
             return
         for group_id in self.subscriptions.groups(lite.topic_id, lite.name):
-            for one in list(self.subscriptions.of(lite.topic_id, lite.name, group_id)):
-                self.subscriptions.remove(one, lite.name)
-                self.notices.add(one.who[2], [lite.name], self._now_ms)
+            for subscriber in list(self.subscriptions.of(lite.topic_id, lite.name, group_id)):
+                self.subscriptions.remove(subscriber, lite.name)
+                self.notices.add(subscriber.who[2], [lite.name], self._now_ms)
 
     def remove_subscriber(self, *, topic_id: int = 0, group_id: int = 0) -> None:
         """The parent topic was deleted, or the group."""
-        for one in self.subscriptions:
-            if one.who[0] == topic_id or one.who[1] == group_id:
-                self.notices.add(one.who[2], sorted(one.names), self._now_ms)
-                self.subscriptions.remove_subscriber(one)
+        for subscription in self.subscriptions:
+            if subscription.who[0] == topic_id or subscription.who[1] == group_id:
+                self.notices.add(subscription.who[2], sorted(subscription.names), self._now_ms)
+                self.subscriptions.remove_subscriber(subscription)
 
 
 def _begins_anew(action: Action) -> bool:
@@ -318,6 +316,6 @@ def _begins_anew(action: Action) -> bool:
     return action is Action.PARTIAL_ADD
 
 
-def waiting_client(want: PopParams) -> int:
+def waiting_client(params: PopParams) -> int:
     """Of a receive that only this client's own lite topics may wake; 0: any of the group's."""
-    return want.client if want.topic.type is MessageType.LITE else 0
+    return params.client if params.topic.kind.waits_by_client else 0

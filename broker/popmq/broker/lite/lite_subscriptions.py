@@ -20,8 +20,8 @@ class Subscriber:
 
     __slots__ = ("heard_ms", "names", "ready", "who")
 
-    def __init__(self, who: SubscriberKey) -> None:
-        self.who = who
+    def __init__(self, client: SubscriberKey) -> None:
+        self.who = client
         self.names: set[str] = set()
         self.ready: dict[int, None] = {}  # queues, in the order in which they are visited
         self.heard_ms = 0
@@ -41,8 +41,8 @@ class LiteSubscriptions:
         """The parent topics that anybody subscribes to."""
         return {topic_id for topic_id, _, _ in self._subscribers}
 
-    def find(self, who: SubscriberKey) -> Subscriber | None:
-        return self._subscribers.get(who)
+    def find(self, client: SubscriberKey) -> Subscriber | None:
+        return self._subscribers.get(client)
 
     def groups(self, topic_id: int, name: str) -> list[int]:
         """The groups that want this lite topic."""
@@ -76,31 +76,31 @@ class LiteSubscriptions:
             f"{self.limit} (lite.max_client_subscriptions)",
         )
 
-    def mark_seen(self, who: SubscriberKey, now_ms: int) -> Subscriber:
+    def mark_seen(self, client: SubscriberKey, now_ms: int) -> Subscriber:
         """The subscriber, made if need be; it spoke just now."""
-        found = self._subscribers.get(who)
-        if found is None:
-            found = self._subscribers[who] = Subscriber(who)
-            self._of_client.setdefault(who[2], set()).add(who)
-        found.heard_ms = now_ms
-        self._subscribers.move_to_end(who)
-        return found
+        subscriber = self._subscribers.get(client)
+        if subscriber is None:
+            subscriber = self._subscribers[client] = Subscriber(client)
+            self._of_client.setdefault(client[2], set()).add(client)
+        subscriber.heard_ms = now_ms
+        self._subscribers.move_to_end(client)
+        return subscriber
 
-    def add(self, one: Subscriber, name: str) -> None:
-        if name in one.names:
+    def add(self, subscriber: Subscriber, name: str) -> None:
+        if name in subscriber.names:
             return
-        one.names.add(name)
-        groups = self._by_name.setdefault((one.who[0], name), {})
-        groups.setdefault(one.who[1], {})[one] = None
+        subscriber.names.add(name)
+        groups = self._by_name.setdefault((subscriber.who[0], name), {})
+        groups.setdefault(subscriber.who[1], {})[subscriber] = None
         self.count += 1
 
-    def remove(self, one: Subscriber, name: str) -> None:
-        if name not in one.names:
+    def remove(self, subscriber: Subscriber, name: str) -> None:
+        if name not in subscriber.names:
             return
-        one.names.remove(name)
-        topic_id, group_id, _ = one.who
+        subscriber.names.remove(name)
+        topic_id, group_id, _ = subscriber.who
         groups = self._by_name[topic_id, name]
-        del groups[group_id][one]
+        del groups[group_id][subscriber]
         if not groups[group_id]:
             del groups[group_id]
         if not groups:
@@ -120,17 +120,17 @@ class LiteSubscriptions:
 
     def on_client_closed(self, client: int) -> None:
         """It said good-bye."""
-        for who in list(self._of_client.get(client, ())):
-            self.remove_subscriber(self._subscribers[who])
+        for client_id in list(self._of_client.get(client, ())):
+            self.remove_subscriber(self._subscribers[client_id])
 
-    def remove_subscriber(self, one: Subscriber) -> None:
-        for name in list(one.names):
-            self.remove(one, name)
-        del self._subscribers[one.who]
-        mine = self._of_client[one.who[2]]
-        mine.discard(one.who)
+    def remove_subscriber(self, subscriber: Subscriber) -> None:
+        for name in list(subscriber.names):
+            self.remove(subscriber, name)
+        del self._subscribers[subscriber.who]
+        mine = self._of_client[subscriber.who[2]]
+        mine.discard(subscriber.who)
         if not mine:
-            del self._of_client[one.who[2]]
+            del self._of_client[subscriber.who[2]]
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
@@ -146,8 +146,12 @@ class LiteSubscriptions:
             for group_id, subscribers in groups.items()
             for subscriber in subscribers
         }
-        wanted = {(*one.who[:2], name, one) for one in self for name in one.names}
-        assert by_name == wanted, "a subscription that no message finds, or one that is over"
-        assert self.count == len(wanted), f"{self.count} counted, {len(wanted)} there"
-        of_clients = {who for keys in self._of_client.values() for who in keys}
+        requested = {
+            (*subscriber.who[:2], name, subscriber)
+            for subscriber in self
+            for name in subscriber.names
+        }
+        assert by_name == requested, "a subscription that no message finds, or one that is over"
+        assert self.count == len(requested), f"{self.count} counted, {len(requested)} there"
+        of_clients = {client for keys in self._of_client.values() for client in keys}
         assert of_clients == self._subscribers.keys(), "a subscriber that outlives its client"

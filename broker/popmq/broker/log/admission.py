@@ -25,6 +25,11 @@ class Admission:
                 f"{self._settings.max_pending_bytes} (store.max_pending_bytes); try again"
             )
 
+    @property
+    def largest_content(self) -> int:
+        """How many bytes of head and properties pass `check_size`."""
+        return self._settings.segment_bytes - LARGEST_TOKEN - message_size(b"", b"")
+
     def check_size(self, head: bytes, properties: bytes) -> None:
         """Raise PAYLOAD_TOO_LARGE unless the message, and each later copy of it, can be stored."""
         size = message_size(head, properties)

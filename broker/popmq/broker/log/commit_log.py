@@ -226,9 +226,9 @@ class CommitLog:
         for start, piece in self._filled_from(position):
             data, first = seam + piece, start - len(seam)
             seam = data[-HEADER_SIZE:]
-            for found in _VERSION_AND_KIND.finditer(data):
-                at = first + found.start() - 8
-                named = data[found.start() + 8 : found.start() + 16]
+            for match in _VERSION_AND_KIND.finditer(data):
+                at = first + match.start() - 8
+                named = data[match.start() + 8 : match.start() + 16]
                 if at <= position or int.from_bytes(named, "big") != at:
                     continue
                 header = self.record_at(at)

@@ -12,7 +12,9 @@ below the checkpoint are trusted after a crash, and those were synced.
 import logging
 import struct
 from contextlib import suppress
+from functools import partial
 
+from popmq.broker.log.open_files import OpenFiles, PooledSegment
 from popmq.broker.log.queue_unit import (
     UNIT,
     UNIT_SIZE,
@@ -44,8 +46,12 @@ class ConsumeQueue:
         unit_size: int = UNIT_SIZE,
         place: tuple[int, int] = (0, 0),
         find: FindUnit = lambda place, offset, first, last: None,
+        open_files: OpenFiles | None = None,
     ) -> None:
-        """`find` looks in the log for a unit of topic and queue `place` that is damaged here."""
+        """`find` looks in the log for a unit of topic and queue `place` that is damaged here.
+
+        `open_files` is shared with other queues.
+        """
         self._folder = folder
         self._unit_size = unit_size
         self._checked = unit_size == UNIT_SIZE  # a revive record has its own checksum
@@ -60,6 +66,7 @@ class ConsumeQueue:
             segment_bytes=unit_size * _UNITS_PER_FILE,
             preallocate=False,
             names_later=True,
+            open_segment=partial(PooledSegment, pool=open_files or OpenFiles(disk.open_limit())),
         )
         self._tail = bytearray()
         self._written = 0
@@ -147,8 +154,8 @@ class ConsumeQueue:
 
         With `wait` off ColdRead is raised instead of waiting for the disk.
         """
-        found = intact_units(self.raw(offset, limit, wait=wait), self._seed, offset)
-        return [unit or self._mend(number, wait=wait) for number, unit in enumerate(found, offset)]
+        units = intact_units(self.raw(offset, limit, wait=wait), self._seed, offset)
+        return [unit or self._mend(number, wait=wait) for number, unit in enumerate(units, offset)]
 
     def raw(self, offset: int, limit: int, *, wait: bool = True) -> bytes:
         end = min(offset + limit, self.count)

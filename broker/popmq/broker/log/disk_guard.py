@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.common.disk import Disk
+from popmq.common.disk import NO_DESCRIPTORS, Disk
 from popmq.common.errors import TooManyRequests
 from popmq.common.settings.settings import StoreSettings
 from popmq.common.step_loop import Flusher
@@ -18,8 +18,14 @@ from popmq.common.step_loop import Flusher
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 1_000
+# Without descriptors no segment can be made either, and that passes too.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, *NO_DESCRIPTORS)
 # Left over for records that nobody asked for: revivals, epochs, topics.
 _MARGIN_BYTES = 256 << 10
+
+
+def used_percent(free_bytes: int, total_bytes: int) -> float:
+    return 100 * (1 - free_bytes / total_bytes) if total_bytes else 100.0
 
 
 class DiskGuard:
@@ -71,17 +77,22 @@ class DiskGuard:
         if not self.full:
             return
         self.sends_refused += 1
+        raise TooManyRequests(
+            f"{self.refusal}: receives and acks go on; free some space and try again"
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why sends are refused, while they are."""
         if self.used_percent >= self._settings.disk_stop_percent:
-            why = (
+            return (
                 f"the disk of {self._folder} is {self.used_percent:.1f} % used, sends stop at "
                 f"{self._settings.disk_stop_percent} % (store.disk_stop_percent)"
             )
-        else:
-            why = (
-                f"the disk of {self._folder} has {self.free_bytes} bytes free, too few for the "
-                f"next segment of {self._settings.segment_bytes} (store.segment_bytes)"
-            )
-        raise TooManyRequests(why + ": receives and acks go on; free some space and try again")
+        return (
+            f"the disk of {self._folder} has {self.free_bytes} bytes free, too few for the "
+            f"next segment of {self._settings.segment_bytes} (store.segment_bytes)"
+        )
 
     def check_write(self) -> None:
         """Raise TooManyRequests when not even small records fit any more."""
@@ -124,14 +135,14 @@ class DiskGuard:
     def _look(self) -> None:
         was_full = self.full
         self.free_bytes, total = self._disk.space(self._folder)
-        self.used_percent = 100 * (1 - self.free_bytes / total) if total else 100.0
+        self.used_percent = used_percent(self.free_bytes, total)
         if self.full != was_full:
             self._tell()
 
     def _reserved(self, error: BaseException | None) -> None:
         self._reserving = False
         was_full = self.full
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
             self._cannot_reserve = True
         elif error is not None:
             self._on_failure(error)
@@ -143,8 +154,9 @@ class DiskGuard:
 
     def _tell(self) -> None:
         logger.warning(
-            "sends stop, the disk is full" if self.full else "sends go on",
+            "sends are refused" if self.full else "sends go on",
             extra={
+                "why": self.refusal if self.full else "",
                 "used_percent": round(self.used_percent, 1),
                 "free_bytes": self.free_bytes,
                 "reserved_segments": self._log.reserved,

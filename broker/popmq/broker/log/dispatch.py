@@ -8,11 +8,12 @@ through `enter`, which ignores what a queue already holds.
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.open_files import OpenFiles
 from popmq.broker.log.queue_unit import FindUnit
 from popmq.broker.log.segment_file import SegmentFile, Syncable
 from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
@@ -23,6 +24,8 @@ from popmq.common.step_loop import Flusher
 logger = logging.getLogger(__name__)
 
 _SPILL_BYTES = 64 << 10
+_QUEUES_A_PIECE = 16  # whose files are written
+_RAISED_A_PIECE = 512  # whose oldest unit is looked for
 _NEXT = struct.Struct(">IIQ")  # topic, queue, next offset
 
 
@@ -62,6 +65,7 @@ class Dispatch(SnapshotTable):
         self._trusted_position = trusted_position
         self.log_start = log_start  # queues begin there; the log may still begin before it
         self._find = find
+        self.open_files = OpenFiles(disk.open_limit())
         self.rewrites_vouched = False  # units below the checkpoint were missing
         self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
         self._topics: dict[int, _Topic] = {}
@@ -106,22 +110,23 @@ class Dispatch(SnapshotTable):
     def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
         """The queue, opened at first use. TopicNotFound for a topic that is not there: it was
         deleted since somebody asked about it."""
-        found = self._queues.get((topic_id, queue_id))
-        if found is not None:
-            return found
+        queue = self._queues.get((topic_id, queue_id))
+        if queue is not None:
+            return queue
         known = topic or self._topics.get(topic_id)
         if known is None:
             raise TopicNotFound(f"the topic with the number {topic_id} was deleted meanwhile")
-        made = ConsumeQueue(
+        new_queue = ConsumeQueue(
             self._disk,
             f"{known.folder}/{queue_id}",
             unit_size=known.unit_size,
             place=(topic_id, queue_id),
             find=self._find,
+            open_files=self.open_files,
         )
-        made.load(trusted_position=self._trusted_position, log_start=self.log_start)
-        self._queues[(topic_id, queue_id)] = made
-        return made
+        new_queue.load(trusted_position=self._trusted_position, log_start=self.log_start)
+        self._queues[(topic_id, queue_id)] = new_queue
+        return new_queue
 
     def next_offset(self, topic_id: int, queue_id: int) -> int:
         """Offset of the next record put into the queue; counts unconfirmed ones."""
@@ -194,11 +199,13 @@ class Dispatch(SnapshotTable):
 
     # -- retention (persistence/retention.py)
 
-    def log_starts_at(self, position: int) -> None:
-        """Records below `position` are about to be deleted."""
+    def log_starts_at(self, position: int) -> Iterator[None]:
+        """Records below `position` are about to be deleted: when all pieces of this are done."""
         self.log_start = position
-        for queue in self._queues.values():
+        for number, queue in enumerate(list(self._queues.values()), 1):
             queue.log_starts_at(position)
+            if number % _RAISED_A_PIECE == 0:
+                yield
 
     def queue_files_below_minimum(self) -> list[SegmentFile]:
         """Forget the files of queues that hold expired units only; the caller deletes them."""
@@ -228,18 +235,25 @@ class Dispatch(SnapshotTable):
             queue.flush()
         self._long_tails.clear()
 
-    def flush(self) -> list[Syncable]:
-        """Write all units to their files; returns the files that have to be synced.
+    def flush(self) -> Generator[None, None, list[Syncable]]:
+        """Write all units of now to their files, in pieces; returns the files that have to be
+        synced, which are told again until `flushed`.
 
         OSError when the disk is full: nothing is lost, and the next call tries again.
         """
         self._dirty.update((queue, None) for queue in self._queues.values() if queue.clear_dirty())
-        for queue in self._dirty:
-            queue.flush()
-        self._long_tails.clear()
-        files = [file for queue in self._dirty for file in queue.files()]
-        self._dirty.clear()
+        files: list[Syncable] = []
+        for number, queue in enumerate(list(self._dirty), 1):
+            if queue in self._dirty:  # or its topic was deleted meanwhile
+                queue.flush()
+                files += queue.files()
+            if number % _QUEUES_A_PIECE == 0:
+                yield
         return files
+
+    def flushed(self) -> None:
+        """Somebody syncs the files of the last `flush`."""
+        self._dirty.clear()
 
     def close(self) -> None:
         for queue in self._queues.values():

@@ -49,13 +49,13 @@ class LogTail:
         at = bisect_right(self._positions, position) - 1
         if at < 0 or self._positions[at] != position:
             return None
-        found, size, end = [], 0, position
+        pieces, size, end = [], 0, position
         while at < len(self._pieces) and self._positions[at] == end < until:
             piece = self._pieces[at]
             if size and size + len(piece) > limit:
                 break
-            found.append(piece)
+            pieces.append(piece)
             size += len(piece)
             end += len(piece)
             at += 1
-        return b"".join(found)
+        return b"".join(pieces)

@@ -70,7 +70,7 @@ class MessageReader:
                     for position, size, _ in span
                 ]
             except BadRecord:  # of a token: one by one, and all but that one are read
-                messages += [self._checked(data, one.position, one.size, start) for one in span]
+                messages += [self._checked(data, unit.position, unit.size, start) for unit in span]
         return messages
 
     def raw(self, units: list[QueueUnit], head_bytes: int = 0, *, wait: bool = True) -> list[bytes]:
@@ -94,7 +94,7 @@ class MessageReader:
 
     def contents(self, units: list[QueueUnit]) -> list[DeliveryContent | None]:
         """Like `read`, for deliveries and without waiting; None for what is damaged or expired."""
-        found: list[DeliveryContent | None] = []
+        found_contents: list[DeliveryContent | None] = []
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
             data = memoryview(self._log.view_warm(start, last.position + last.size - start))
@@ -104,17 +104,17 @@ class MessageReader:
                     content or self._content(data, unit, start)
                     for content, unit in zip(contents, span, strict=True)
                 ]
-            found += contents
-        return found
+            found_contents += contents
+        return found_contents
 
     def timer_bodies(self, units: list[QueueUnit]) -> list[TimerBody | None]:
         """Like `read`, for firings and without waiting; None where `read` has to say what it is."""
-        found: list[TimerBody | None] = []
+        timer_bodies: list[TimerBody | None] = []
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
             data = memoryview(self._log.view_warm(start, last.position + last.size - start))
-            found += intact_bodies(data, start, span)
-        return found
+            timer_bodies += intact_bodies(data, start, span)
+        return timer_bodies
 
     def _content(self, data: memoryview, unit: QueueUnit, start: int) -> DeliveryContent | None:
         message = self._checked(data, unit.position, unit.size, start)
@@ -154,7 +154,7 @@ class MessageReader:
             except ColdRead:
                 cold.append((start, size))
         if cold:
-            raise ColdRead(lambda: [self._log.read_up_to(*one) for one in cold])
+            raise ColdRead(lambda: [self._log.read_up_to(*span) for span in cold])
 
     def _spans(self, units: list[QueueUnit]) -> Iterator[list[QueueUnit]]:
         """The units in pieces, of which each costs less to read in one go."""

@@ -59,13 +59,13 @@ def intact_units(data: bytes, seed: int, offset: int) -> list[QueueUnit | None]:
 
     In one go, because this runs for all that is delivered.
     """
-    found: list[QueueUnit | None] = []
+    units: list[QueueUnit | None] = []
     make, first = tuple.__new__, offset
     both = zip(UNIT.iter_unpack(data), _CHECKED.iter_unpack(data), strict=True)
     for (marked, size, tag_hash), (rest,) in both:
         if size and marked >> 48 == crc_hqx(rest, seed ^ (offset & 0xFFFF)):
-            found.append(make(QueueUnit, (marked & _POSITION_MASK, size, tag_hash)))
+            units.append(make(QueueUnit, (marked & _POSITION_MASK, size, tag_hash)))
         else:
-            found.append(intact_unit(data, (offset - first) * UNIT_SIZE, seed, offset))
+            units.append(intact_unit(data, (offset - first) * UNIT_SIZE, seed, offset))
         offset += 1
-    return found
+    return units

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import Protocol
 
 from popmq.common.disk import (
@@ -100,7 +100,13 @@ class SegmentFile:
             self._disk.remove(self.path)
             self._removed = True
         self._disk.sync_folder(self.path.rpartition("/")[0])
-        self._file.close()
+        self.close()
+
+
+class OpenSegment(Protocol):
+    def __call__(
+        self, disk: Disk, path: str, *, start: int, size: int, create: bool
+    ) -> SegmentFile: ...
 
 
 class SegmentFiles:
@@ -114,9 +120,11 @@ class SegmentFiles:
         segment_bytes: int,
         preallocate: bool,
         names_later: bool = False,
+        open_segment: OpenSegment | None = None,
     ) -> None:
         """With `names_later` a new segment's name is durable once `names` was synced: a folder is
-        not synced on the loop."""
+        not synced on the loop.  `open_segment` makes segments that share their open files."""
+        self._open_segment = open_segment or SegmentFile
         self._disk = disk
         self._folder = folder
         self._segment_bytes = segment_bytes
@@ -146,11 +154,11 @@ class SegmentFiles:
                     f"{path} follows a segment that ends at {previous.end}: one is missing; "
                     "bring it back from a copy"
                 )
-            made = self._open(start, create=False)
-            if made.file_bytes() > self._segment_bytes:
+            segment = self._open(start, create=False)
+            if segment.file_bytes() > self._segment_bytes:
                 raise StoreDamaged(
-                    f"{path} has {made.file_bytes()} bytes, a segment has {self._segment_bytes}: "
-                    "store.segment_bytes was changed; set it back"
+                    f"{path} has {segment.file_bytes()} bytes, a segment has "
+                    f"{self._segment_bytes}: store.segment_bytes was changed; set it back"
                 )
         if self._files and self._names_later:
             parent = os.path.dirname(self._folder)
@@ -186,9 +194,9 @@ class SegmentFiles:
     def segment_for_write(self, position: int) -> SegmentFile:
         """The segment that holds `position`, made if it is missing; its name is then durable,
         unless `names_later`."""
-        found = self.at(position)
-        if found is not None:
-            return found
+        segment = self.at(position)
+        if segment is not None:
+            return segment
         if not self._files:
             self._name_later(self._disk.add_folder(self._folder))
         # Never with a gap: a crash in between must not look like a lost segment.
@@ -197,18 +205,18 @@ class SegmentFiles:
         for start in range(last.end if last else target, target + 1, self._segment_bytes):
             if self._folder in self._unnamed.values():
                 self.sync_names()
-            made = self._open(start, create=True)
+            new_segment = self._open(start, create=True)
             if self._preallocate:
                 try:
-                    made.preallocate()
+                    new_segment.preallocate()
                 except OSError:
                     self._files.pop(start).delete()
                     raise
-                made.sync()
+                new_segment.sync()
             self._name_later([self._folder])
             if not self._names_later:
                 self.sync_names()
-        return made
+        return new_segment
 
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the `segments` segments behind the one of `position`; ENOSPC when full."""
@@ -312,9 +320,9 @@ class SegmentFiles:
     def _open(self, start: int, *, create: bool) -> SegmentFile:
         path = f"{self._folder}/{start:020d}"
         size = self._segment_bytes
-        made = SegmentFile(self._disk, path, start=start, size=size, create=create)
-        self._files[start] = made
-        return made
+        segment = self._open_segment(self._disk, path, start=start, size=size, create=create)
+        self._files[start] = segment
+        return segment
 
 
 class SegmentNameSync:
@@ -325,3 +333,18 @@ class SegmentNameSync:
 
     def sync(self) -> None:
         self._files.sync_names()
+
+
+def segment_bytes_of(disk: Disk, data: str) -> int:
+    """The distance of two segments' names, or the size of the only one; 0 when there is none."""
+    names = [name for name in disk.names(f"{data}/commitlog") if len(name) == 20 and name.isdigit()]
+    starts = sorted(map(int, names))
+    if len(starts) > 1:
+        return min(two - start for start, two in pairwise(starts))
+    if not names:
+        return 0
+    file = disk.open(f"{data}/commitlog/{names[0]}")
+    size = file.size()
+    file.close()
+    # A segment that was cut short has an odd size; which one it had does not matter then.
+    return size if size % 8192 == 0 else max(8192, 1 << size.bit_length())

@@ -10,7 +10,6 @@ from popmq.common.topics import (
     is_broker_name,
 )
 
-QUEUE_LIMIT = 1024
 ATTEMPT_LIMIT = 10_000
 BACK_OFF_STEPS_LIMIT = 64
 BACK_OFF_LIMIT_MS = 12 * 3_600_000
@@ -19,13 +18,13 @@ LITE_TTL_MS = (1_000, 30 * 24 * 3_600_000)  # how long lite topics live without 
 
 def check_topic(topic: TopicConfig, *, longest_ms: int) -> None:
     """`longest_ms` is the retention of the store. Raises BAD_REQUEST."""
-    lite = topic.type is MessageType.LITE
-    limit = 1 if lite else QUEUE_LIMIT
+    limit = topic.kind.queue_limit
     if not 1 <= topic.queues <= limit:
         raise Refused(
             Code.BAD_REQUEST,
             f"topic {topic.name} with {topic.queues} queues: it takes 1 to {limit}",
         )
+    lite = topic.kind.has_lite_topics
     if topic.lite_ttl_ms and not (lite and LITE_TTL_MS[0] <= topic.lite_ttl_ms <= LITE_TTL_MS[1]):
         raise Refused(
             Code.BAD_REQUEST,

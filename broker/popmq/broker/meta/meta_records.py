@@ -1,6 +1,9 @@
 """Topics and groups as bodies of META records, and back (`wire/meta.proto`)."""
 
+from collections.abc import Iterable
+
 from popmq.common.back_off import ExponentialBackOff
+from popmq.common.record.signing_keys import SigningKey
 from popmq.common.topics import (
     CheckPoints,
     Durability,
@@ -11,7 +14,21 @@ from popmq.common.topics import (
     SubscriptionGroup,
     TopicConfig,
 )
-from popmq.common.wire.meta_pb2 import ExponentialRecord, GroupRecord, TopicRecord
+from popmq.common.wire.meta_pb2 import (
+    ExponentialRecord,
+    GroupRecord,
+    SigningKeyRecord,
+    SigningKeysRecord,
+    TopicRecord,
+)
+
+META_VERSION = 1
+
+
+def keys_record(keys: Iterable[SigningKey]) -> SigningKeysRecord:
+    return SigningKeysRecord(
+        keys=[SigningKeyRecord(id=key.id, secret=key.secret, until_ms=key.until_ms) for key in keys]
+    )
 
 
 def topic_record(topic: TopicConfig) -> TopicRecord:
@@ -25,6 +42,7 @@ def topic_record(topic: TopicConfig) -> TopicRecord:
         brokers=topic.brokers,
         durability=topic.durability,
         lite_ttl_ms=topic.lite_ttl_ms,
+        created_by=topic.created_by,
     )
 
 
@@ -39,18 +57,19 @@ def topic_of(record: TopicRecord) -> TopicConfig:
         tuple(record.brokers),
         Durability(record.durability or Durability.DISK),
         record.lite_ttl_ms,
+        record.created_by,
     )
 
 
 def group_record(group: SubscriptionGroup) -> GroupRecord:
-    told = group.exponential
+    back_off = group.exponential
     exponential = None
-    if told is not None:
+    if back_off is not None:
         exponential = ExponentialRecord(
-            initial_ms=told.initial_ms,
-            max_ms=told.max_ms,
-            multiplier_milli=told.multiplier_milli,
-            jitter_percent=told.jitter_percent,
+            initial_ms=back_off.initial_ms,
+            max_ms=back_off.max_ms,
+            multiplier_milli=back_off.multiplier_milli,
+            jitter_percent=back_off.jitter_percent,
         )
     return GroupRecord(
         id=group.id,
@@ -61,6 +80,8 @@ def group_record(group: SubscriptionGroup) -> GroupRecord:
         start_at=group.start_at,
         exponential=exponential,
         check_points=group.check_points,
+        auto_created=group.auto_created,
+        created_by=group.created_by,
     )
 
 
@@ -74,6 +95,8 @@ def group_of(record: GroupRecord) -> SubscriptionGroup:
         StartAt(record.start_at),
         CheckPoints(record.check_points or CheckPoints.DURABLE),
         _exponential(record.exponential) if record.HasField("exponential") else None,
+        record.auto_created,
+        record.created_by,
     )
 
 

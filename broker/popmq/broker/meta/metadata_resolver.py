@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from popmq.broker.meta.registry import Registry
 from popmq.common import topics
-from popmq.common.errors import NotCopied, PopmqError
+from popmq.common.errors import Code, NotCopied, PopmqError, Refused
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
@@ -28,6 +28,7 @@ class MetadataResolver:
         # Broker groups that take messages now, as the controllers say; empty: none has said yet.
         self._cluster_groups: tuple[str, ...] = ()
         self._same_since_ms: int | None = None  # since when they have been the same
+        self.used_groups: set[int] = set()  # of those that receives made, since the last look
         self._unplaced: deque[TopicConfig] | None = None  # not looked for yet
 
     @property
@@ -84,58 +85,76 @@ class MetadataResolver:
         Raises NotCopied if the owner gave the name to a topic of `least_id`, and an older one is
         here.
         """
-        found = self._registry.find_topic(name)
-        if found is not None and name[0] != "%":
-            if found.id < least_id and self._registry.owner:
+        topic = self._registry.find_topic(name)
+        if topic is not None and name[0] != "%":
+            if topic.id < least_id and self._registry.owner:
                 self._registry.request_topic_copy(name)
                 raise _not_copied("topic", name)
-            return found
+            return topic
         topics.check_readable_topic_name(name)
-        if found is None and self._registry.owner:
+        if topic is None and self._registry.owner:
             self._registry.request_topic_copy(name)
-        elif found is None and auto_create and self._settings.topic.auto_create:
-            wanted = TopicConfig(
+        elif topic is None and auto_create and self._settings.topic.auto_create:
+            requested = TopicConfig(
                 0,
                 name,
                 self._settings.topic.queues,
                 MessageType[self._settings.topic.auto_create_type.upper()],
             )
-            return self.create_topic(wanted)
-        return found or self._registry.topic(name)
+            return self.create_topic(requested)
+        return topic or self._registry.topic(name)
 
-    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
+    def create_topic(self, requested: TopicConfig) -> TopicConfig:
         """Over the broker groups of now, if message groups or lite topics are to stay where they
         are (D11); over this broker's own group while no controller has named any."""
-        if _has_fixed_places(wanted) and not wanted.brokers:
+        if _has_fixed_places(requested) and not requested.brokers:
             own = self._settings.broker.name
-            wanted = replace(wanted, brokers=self._cluster_groups or (own,))
-        return self._registry.create_topic(wanted)
+            requested = replace(requested, brokers=self._cluster_groups or (own,))
+        return self._registry.create_topic(requested)
+
+    def take_used_groups(self) -> set[int]:
+        used, self.used_groups = self.used_groups, set()
+        return used
 
     def check_group_copied(self, name: str, least_id: int) -> None:
         """Raise NotCopied if the owner gave the name to a group of `least_id`, and an older one is
         here."""
-        found = self._registry.find_group(name)
-        if found is not None and found.id < least_id and self._registry.owner:
+        group = self._registry.find_group(name)
+        if group is not None and group.id < least_id and self._registry.owner:
             self._registry.request_group_copy(name)
             raise _not_copied("consumer group", name)
 
     def group(self, name: str, *, least_id: int = 0) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it. Raises as `topic`."""
         self.check_group_copied(name, least_id)
-        found = self._registry.find_group(name)
-        if found is not None:
-            return found
+        group = self._registry.find_group(name)
+        if group is not None:
+            if group.auto_created:
+                self.used_groups.add(group.id)
+            return group
         topics.check_group_name(name)
         if self._registry.owner:
             self._registry.request_group_copy(name)
         elif self._settings.group.auto_create:
-            wanted = SubscriptionGroup(0, name, max_attempts=self._settings.group.max_attempts)
-            return self._registry.create_group(wanted)
+            return self._auto_create(name)
         return self._registry.group(name)
+
+    def _auto_create(self, name: str) -> SubscriptionGroup:
+        limit = self._settings.group.auto_created_limit
+        if len(self._registry.auto_created) >= limit:
+            raise Refused(
+                Code.TOO_MANY_REQUESTS,
+                f"consumer group {name} does not exist, and receives have made {limit} groups "
+                "already (group.auto_created_limit): create it with "
+                f"`popmq group create {name}`, or delete some",
+            )
+        attempts = self._settings.group.max_attempts
+        requested = SubscriptionGroup(0, name, max_attempts=attempts, auto_created=True)
+        return self._registry.create_group(requested)
 
 
 def _has_fixed_places(topic: TopicConfig) -> bool:
-    return topic.type is MessageType.LITE or topic.type.accepts(MessageType.FIFO)
+    return topic.kind.has_lite_topics or topic.type.accepts(MessageType.FIFO)
 
 
 def _not_copied(what: str, name: str) -> NotCopied:

@@ -9,9 +9,10 @@ so that no more than another sixteenth is ever held.
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from popmq.broker.log.dispatch import PendingUnit
 from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.common.protocol.messaging_payloads import PutResult
 from popmq.common.settings.send_settings import DedupSettings
@@ -85,6 +86,19 @@ class SendDeduplication(SnapshotTable):
             receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset
             self._enter(topic_id.to_bytes(4, "big") + message_id.encode(), receipt, log_ms)
 
+    def knows(self, key: bytes) -> bool:
+        """Whether `find` would find the message of that `key_of`."""
+        return key in self._receipts
+
+    def record_sends(
+        self, keys: Iterable[bytes], units: Iterable[PendingUnit], log_ms: int
+    ) -> None:
+        """`record_send` of ordinary messages that were appended as these units."""
+        if self._window_ms:
+            enter = self._enter
+            for key, unit in zip(keys, units, strict=True):
+                enter(key, unit.queue_id << _QUEUE_AT | unit.queue_offset, log_ms)
+
     def restore_entry(
         self,
         topic_id: int,
@@ -102,7 +116,7 @@ class SendDeduplication(SnapshotTable):
             self.step(log_ms)  # or a long log would be held on to until its end
             queue_id |= _HALF if half else 0
             receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
-            self._enter(_key(topic_id, message_id), receipt, log_ms)
+            self._enter(key_of(topic_id, message_id), receipt, log_ms)
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, packed receipt, and the log time from which its bucket is; for checks."""
@@ -161,7 +175,7 @@ class SendDeduplication(SnapshotTable):
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         """Buckets only grow, so where each ends now is the state of now."""
-        return self._pieces([(one, len(one.keys)) for one in self._buckets], self._gone)
+        return self._pieces([(bucket, len(bucket.keys)) for bucket in self._buckets], self._gone)
 
     def _pieces(self, ends: list[tuple[_IdBucket, int]], start: int) -> Iterator[tuple[bytes, int]]:
         for bucket, end in ends:
@@ -192,5 +206,5 @@ class SendDeduplication(SnapshotTable):
             self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset, from_ms)
 
 
-def _key(topic_id: int, message_id: bytes) -> bytes:
+def key_of(topic_id: int, message_id: bytes) -> bytes:
     return topic_id.to_bytes(4, "big") + message_id

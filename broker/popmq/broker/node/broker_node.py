@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.controller_clients import ControllerClients
-from popmq.broker.ha.controller_wire import record_from_wire
+from popmq.broker.ha.controller_wire import record_of
 from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.initial_epochs import begin_alone, begin_epochs
-from popmq.broker.ha.role import BrokerRole, GroupRecord, GroupView, RoleOrder, newest, order
+from popmq.broker.ha.role import BrokerRole, GroupView, RoleOrder, newest, order
 from popmq.broker.ha.status import BrokerStatus, described, registration
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere
@@ -34,6 +34,7 @@ from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotMaster, Refused
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.settings.settings import Settings
 from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
@@ -204,6 +205,16 @@ class BrokerNode:
         """Whether this is the master, and what it says can be confirmed."""
         return self._server is not None or self.leadership is not None
 
+    def answers_lost(self, request_ids: Sequence[int]) -> None:
+        """A client's connection broke on which these receives were answered."""
+        for request_id in request_ids:
+            if self._server is not None:
+                self._server.answer_lost(request_id)
+            elif self.leadership is not None:
+                number = self.gate.client_request(request_id)
+                if number is not None:
+                    self.leadership.server.answer_lost(number)
+
     @property
     def refused_by_code(self) -> dict[int, int]:
         server = self._server or (self.leadership.server if self.leadership else None)
@@ -245,7 +256,7 @@ class BrokerNode:
                 self._demote(self.leadership, record)
             case RoleOrder.FOLLOW:
                 self._follow(record)
-            case RoleOrder.LEAD if self.identity.copying or own_id not in record.members:
+            case RoleOrder.LEAD if self.identity.copying or own_id not in record.sync_state_set:
                 logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
             case RoleOrder.LEAD if self.leadership is not None:
                 # A controller took it for lost: its epoch ends like any other, the next is its own.
@@ -253,22 +264,22 @@ class BrokerNode:
             case RoleOrder.LEAD:
                 self._lead(record)
 
-    def on_cluster(self, told: RegisterReply) -> None:
-        self.meta.hear(told.owner, told.owner_address, told.owner_epoch)
-        self.mover.hear(told.peers)
+    def on_cluster(self, reply: RegisterReply) -> None:
+        self.meta.hear(reply.owner, reply.owner_address, reply.owner_epoch)
+        self.mover.hear(reply.peers)
         self.following.hear_grant(
-            grants=told.grants_rebuilds,
-            store_id=told.rebuild,
-            record=record_from_wire(told.state.record),
+            grants=reply.grants_rebuilds,
+            store_id=reply.rebuild,
+            record=record_of(reply.state),
         )
         if not self.changing:
-            self.broker.directory.set_cluster_groups(told.groups, now_ms=self.now_ms())
+            self.broker.directory.set_cluster_groups(reply.groups, now_ms=self.now_ms())
 
     def _learn(self, record: GroupRecord) -> None:
         assert self.leadership is not None
         self.record = record
         self.leadership.side.learn(
-            epoch=record.epoch, version=record.version, members=record.members
+            epoch=record.epoch, version=record.version, members=frozenset(record.sync_state_set)
         )
 
     def _accept(self, record: GroupRecord) -> None:
@@ -437,7 +448,7 @@ class BrokerNode:
             durable=store.durable,
             confirmed=store.confirmed,
             slaves=slaves,
-            lag_bytes=max([following.behind_bytes, *(store.end - one.acked for one in slaves)]),
+            lag_bytes=max([following.behind_bytes, *(store.end - slave.acked for slave in slaves)]),
             copying_from=copying.began_at if copying.active else 0,
             copying_to=copying.target if copying.active else 0,
             timers=following.newest_timers(self.broker, leads=self.role is BrokerRole.MASTER),

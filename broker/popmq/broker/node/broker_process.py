@@ -4,24 +4,25 @@ What it decides with replicas is in broker_node.py; here are its threads, socket
 """
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.role import BrokerRole as HaRole
 from popmq.broker.node.broker_node import BrokerNode
-from popmq.broker.node.metrics import broker_metrics
+from popmq.broker.node.metrics import broker_readings
 from popmq.broker.node.pacing import BUSY_MS, Pacing
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.disk import Disk, RealDisk
 from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.metric_table.table import reading
-from popmq.common.observability import Metric
+from popmq.common.observability import Metric, Readings
 from popmq.common.protocol.frame_metrics import frame_metrics
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frame_server import FrameServer
@@ -37,6 +38,7 @@ QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 HAND_OVER_MS = 2_000  # a planned one, at a stop
 # With replicas: orders, and what is told to others, wait for the next step too.
 REPLICA_REST_MS = 25
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -85,6 +87,7 @@ class BrokerProcess:
         make_flusher: Callable[[asyncio.AbstractEventLoop, str], OwnFlusher] = FlusherThread,
     ) -> None:
         self._settings = settings
+        self._frame_settings = FrameSettings.of(settings)
         self._disk = disk or RealDisk()
         in_files = isinstance(self._disk, RealDisk)
         self._lock = DataLock(settings.broker.data) if in_files else None
@@ -130,7 +133,7 @@ class BrokerProcess:
             clock=self._clock,
             waits=self._waits,
             threads=StoreThreads(flusher, housekeeper, reader, soon, self._disk_failed),
-            rng=random.Random(int.from_bytes(os.urandom(16), "big")),
+            rng=random.SystemRandom(),  # keys and ids come from it
             open_port=self._peer,
             on_demoted=self._drop_clients,
         )
@@ -159,7 +162,7 @@ class BrokerProcess:
         """Serve frames at the addresses; returns them with the ports that were taken."""
         hello = self._hello()
         self._frames = FrameServer(
-            self.port, hello, settings=frame_settings(self._settings), on_lost=self._peer_lost
+            self.port, hello, settings=self._frame_settings, on_lost=self._peer_lost
         )
         return [await self._frames.listen(address) for address in addresses]
 
@@ -182,7 +185,7 @@ class BrokerProcess:
             FramePort(
                 where,
                 self._hello(),
-                settings=frame_settings(self._settings),
+                settings=self._frame_settings,
                 peer_name=f"controller {where}",
                 critical_replies=True,
             )
@@ -216,9 +219,20 @@ class BrokerProcess:
             flusher.stop()
         await asyncio.sleep(0)  # the news of their last work
         if well and not self.failed.done():
-            self.node.close()
+            self._close()
         if self._lock is not None:
             self._lock.release()
+
+    def _close(self) -> None:
+        """Everything that was answered is in the log: a full disk takes only time from the next
+        start, which reads the log as after a crash."""
+        try:
+            self.node.close()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            logger.warning("stopped without a last snapshot", extra={"error": str(error)})
+            self.node.release_files()
 
     def fail(self, error: BaseException) -> None:
         """Nothing more can be promised, so the process has to end (D2): `stop` leaves the store
@@ -254,18 +268,14 @@ class BrokerProcess:
             await self._settled()
             quiet = 0 if done or self.broker.store.end != end else quiet + 1
 
-    def metrics(self) -> list[Metric]:
+    def metrics(self) -> Readings:
         refused = [
             reading("broker_refused", count, str(code))
             for code, count in self.node.refused_by_code.items()
         ]
         frames = frame_metrics(self._frames, ProcessRole.BROKER) if self._frames is not None else []
-        return [
-            *broker_metrics(self.broker),
-            *refused,
-            *replication_metrics(self.node),
-            *frames,
-        ]
+        yield from broker_readings(self.broker)
+        yield from (*refused, *replication_metrics(self.node), *frames)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -277,20 +287,21 @@ class BrokerProcess:
 
     def _peer(self, address: str) -> FramePort:
         """The way to another broker of the group; one for each address, for good."""
-        found = self._peers.get(address)
-        if found is None:
-            found = self._peers[address] = FramePort(
+        frame_port = self._peers.get(address)
+        if frame_port is None:
+            frame_port = self._peers[address] = FramePort(
                 address,
                 self._hello(),
-                settings=frame_settings(self._settings),
+                settings=self._frame_settings,
                 peer_name=f"broker {address}",
                 critical_replies=True,
             )
-            found.start()
-        return found
+            frame_port.start()
+        return frame_port
 
-    def _peer_lost(self, peer: Hello) -> None:
+    def _peer_lost(self, peer: Hello, answered: Sequence[int]) -> None:
         """A slave that was killed says nothing more: its master need not wait for long."""
+        self.node.answers_lost(answered)
         leadership = self.node.leadership
         if leadership is not None and peer.role is ProcessRole.BROKER:
             leadership.side.lost(peer.name)
@@ -354,14 +365,6 @@ async def _emptied(flusher: OwnFlusher) -> None:
     emptied = asyncio.get_running_loop().create_future()
     flusher.submit(lambda: None, lambda error: emptied.set_result(None))
     await emptied
-
-
-def frame_settings(settings: Settings) -> FrameSettings:
-    return FrameSettings(
-        max_frame_bytes=settings.frames.max_frame_bytes,
-        max_buffered_bytes=settings.frames.max_buffered_bytes,
-        max_in_flight=settings.frames.max_in_flight,
-    )
 
 
 class ReplicaPacing:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 from popmq.common.errors import NotMaster, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.common.wire.admin_pb2 import RotateKeysRequest
 
 REPLICATION_KINDS = frozenset(
     (Kind.HANDSHAKE, Kind.FETCH, Kind.ACKED, Kind.READ_SNAPSHOT, Kind.TIMER_CHECK_POINT)
 )
 _STORES = frozenset((Kind.PUT, Kind.TAKE_TIMERS))
 NODE_KINDS = frozenset((Kind.HAND_OVER, Kind.DESCRIBE_ROLE))
+_LOOK = RotateKeysRequest(look=True).SerializeToString()  # changes nothing
 _LIVES = 1 << 48  # ids of one life lie between two multiples; nobody asks so often
 
 
@@ -54,6 +56,11 @@ class GatedPort:
         if self._port is not None and life == self._life:
             self._port.cancel(number)
 
+    def own_id(self, request_id: int) -> int | None:
+        """The id that the part knows the request by; None if it was another part's."""
+        life, number = divmod(request_id, _LIVES)
+        return number if life == self._life else None
+
 
 class Gate:
     """`clients` and `slaves` are closed while nobody is served; `serve_node` takes the rest.
@@ -66,12 +73,20 @@ class Gate:
         self.clients = GatedPort()
         self.slaves = GatedPort()
         self.check_send_quorum: Callable[[], None] = lambda: None
+        self.check_signing_keys: Callable[[], None] = lambda: None
         self.closed_reason = "this broker was not told to lead yet"
         self.refused_by_code: dict[int, int] = {}
 
-    def open_clients(self, port: Port, check_send_quorum: Callable[[], None]) -> None:
-        """`check_send_quorum` raises for a send that could not be confirmed now."""
+    def open_clients(
+        self,
+        port: Port,
+        check_send_quorum: Callable[[], None],
+        check_signing_keys: Callable[[], None],
+    ) -> None:
+        """`check_send_quorum` raises for a send that could not be confirmed now, and
+        `check_signing_keys` for another key that a slave would ignore."""
         self.check_send_quorum = check_send_quorum
+        self.check_signing_keys = check_signing_keys
         self.clients.open(port)
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
@@ -86,6 +101,8 @@ class Gate:
                 raise NotMaster(self.closed_reason)
             if kind in _STORES:
                 self.check_send_quorum()
+            elif kind == Kind.ROTATE_KEYS and body != _LOOK:
+                self.check_signing_keys()
         except PopmqError as error:
             self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
             on_reply(error)
@@ -95,3 +112,7 @@ class Gate:
     def cancel(self, request_id: int) -> None:
         door = self.slaves if request_id & 1 else self.clients
         door.cancel(request_id >> 1)
+
+    def client_request(self, request_id: int) -> int | None:
+        """The id of a client's request at the part that serves clients now."""
+        return None if request_id & 1 else self.clients.own_id(request_id >> 1)

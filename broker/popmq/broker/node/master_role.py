@@ -12,7 +12,7 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.hand_over import MasterHandOver
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.replication_server import ReplicationServer
-from popmq.broker.ha.role import BrokerRole, GroupRecord
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.status import SlaveStatus
 from popmq.broker.ha.sync_state import SyncState
@@ -20,6 +20,7 @@ from popmq.broker.ha.sync_state_set_updater import SyncStateSetOwner
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.node.gate import Gate
 from popmq.common.errors import Code, NotMaster, Refused, TooManyRequests, Unavailable
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import OnReply
 from popmq.common.protocol.replication_payloads import MasterTimers
 from popmq.common.wire.controller_pb2 import HandOverRequest
@@ -58,7 +59,7 @@ class MasterRole:
             identity.store_id,
             epoch=record.epoch,
             epoch_start=store.end,
-            members=record.members,
+            members=frozenset(record.sync_state_set),
             version=record.version,
             min_in_sync=settings.replication.effective_min_in_sync,
             confirmed=store.confirmed,
@@ -148,17 +149,19 @@ class MasterRole:
     def slaves(self) -> tuple[SlaveStatus, ...]:
         """One for each node: the store that a node had before is kept, but is nobody's any more."""
         members, now_ms = self.side.sync.members, self._now_ms()
-        heard_last = sorted(self.side.followers.values(), key=lambda one: one.last_seen_ms)
-        newest = {one.node: one for one in heard_last}
+        heard_last = sorted(
+            self.side.followers.values(), key=lambda progress: progress.last_seen_ms
+        )
+        newest = {progress.node: progress for progress in heard_last}
         return tuple(
             SlaveStatus(
-                one.store_id,
-                one.node,
-                one.acked,
-                one.store_id in members,
-                now_ms - one.last_seen_ms,
+                progress.store_id,
+                progress.node,
+                progress.acked,
+                progress.store_id in members,
+                now_ms - progress.last_seen_ms,
             )
-            for one in newest.values()
+            for progress in newest.values()
         )
 
     def _opened(self) -> None:
@@ -167,7 +170,7 @@ class MasterRole:
         logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
 
     def _serve(self) -> None:
-        self._gate.open_clients(self.server, self._admit)
+        self._gate.open_clients(self.server, self._admit, self.side.check_signing_keys)
         self._change(BrokerRole.MASTER)
 
     def _change(self, role: BrokerRole) -> None:

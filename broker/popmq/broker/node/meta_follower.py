@@ -95,14 +95,14 @@ class MetaFollower:
         if self._changes:
             return self._append(broker)
         registry, now_ms = broker.registry, self._now_ms()
-        wanted = bool(registry.missing_topics or registry.missing_groups)
+        requested = bool(registry.missing_topics or registry.missing_groups)
         asking, of = self._asking, (self._owner, self._address)
-        if asking is not None and (asking.of != of or (wanted and not asking.wanted)):
+        if asking is not None and (asking.of != of or (requested and not asking.wanted)):
             asking.port.cancel(asking.number)
             self._asking = None
         idle = self._asking is None and not self._unconfirmed
-        if idle and self._address and (wanted or now_ms >= self._due_ms):
-            self._ask(broker, wanted=wanted)
+        if idle and self._address and (requested or now_ms >= self._due_ms):
+            self._ask(broker, requested=requested)
         return 0
 
     def _append(self, broker: Broker) -> int:
@@ -121,7 +121,7 @@ class MetaFollower:
             self._unconfirmed = False
             self._due_ms = 0
 
-    def _ask(self, broker: Broker, *, wanted: bool) -> None:
+    def _ask(self, broker: Broker, *, requested: bool) -> None:
         registry = broker.registry
         if self._must_not_follow(registry):
             return
@@ -139,7 +139,7 @@ class MetaFollower:
         registry.missing_topics.clear()
         registry.missing_groups.clear()
         port = self._open_port(self._address)
-        asking = self._asking = _Asking(port, (self._owner, self._address), wanted)
+        asking = self._asking = _Asking(port, (self._owner, self._address), requested)
         self._due_ms = self._now_ms() + ASK_MS
 
         def answered(answer: bytes | PopmqError) -> None:
@@ -153,7 +153,7 @@ class MetaFollower:
                 return
             try:
                 reply = CopyMetaReply.FromString(answer)
-                records = [MetaRecord.FromString(one) for one in reply.records]
+                records = [MetaRecord.FromString(record) for record in reply.records]
             except DecodeError as error:
                 logger.error("the owner's topics cannot be read", extra={"reason": str(error)})
                 return
@@ -171,17 +171,17 @@ class MetaFollower:
         """Follow the owner's state if it is newer than the copy. An owner of a version without
         epochs sends 0."""
         known = registry.meta_state if registry.owner == self._owner else (-1, 0)
-        told = (epoch or registry.owner_epoch, version)
-        if told < known:
+        epochs = (epoch or registry.owner_epoch, version)
+        if epochs < known:
             self._complain(
                 f"the master of {self._owner} at {self._address} has an older state than the copy "
                 f"here, which is of epoch {known[0]}: it is not followed"
             )
             return
         self._complained = ""
-        if told > known:
+        if epochs > known:
             self.copies += 1
-            self._plan(registry, records, *told)
+            self._plan(registry, records, *epochs)
             self._wake()
 
     def _wake(self) -> None:
@@ -232,21 +232,21 @@ class MetaFollower:
 
 def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[MetadataChange]:
     """What makes the registry like the owner's, in order; each may be done or not (a crash)."""
-    topics = [topic_of(one.topic) for one in records if one.HasField("topic")]
-    groups = [group_of(one.group) for one in records if one.HasField("group")]
+    topics = [topic_of(record.topic) for record in records if record.HasField("topic")]
+    groups = [group_of(record.group) for record in records if record.HasField("group")]
     # An owner that lost a topic in an unclean election gives its id to another one.
-    yield from _gone_topics(registry, {(one.id, one.name) for one in topics})
-    yield from _gone_groups(registry, {(one.id, one.name) for one in groups})
+    yield from _gone_topics(registry, {(topic.id, topic.name) for topic in topics})
+    yield from _gone_groups(registry, {(group.id, group.name) for group in groups})
     for record in records:
         known: TopicConfig | SubscriptionGroup | None
-        told: TopicConfig | SubscriptionGroup
+        reply: TopicConfig | SubscriptionGroup
         if record.HasField("topic"):
-            told = topic_of(record.topic)
-            known = registry.topic_by_id(told.id)
+            reply = topic_of(record.topic)
+            known = registry.topic_by_id(reply.id)
         else:
-            told = group_of(record.group)
-            known = registry.group_by_id(told.id)
-        if known != told:
+            reply = group_of(record.group)
+            known = registry.group_by_id(reply.id)
+        if known != reply:
             yield _writing(registry, record)
 
 
@@ -255,8 +255,8 @@ def _writing(registry: Registry, record: MetaRecord) -> MetadataChange:
 
 
 def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[MetadataChange]:
-    here = [one for one in registry.topics() if one.name[0] != "%"]
-    for topic in [one for one in here if (one.id, one.name) not in kept]:
+    here = [topic for topic in registry.topics() if topic.name[0] != "%"]
+    for topic in [topic for topic in here if (topic.id, topic.name) not in kept]:
 
         def remove(gone: TopicConfig = topic) -> None:
             if registry.topic_by_id(gone.id) is not None:
@@ -266,7 +266,7 @@ def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Met
 
 
 def _gone_groups(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[MetadataChange]:
-    for group in [one for one in registry.groups() if (one.id, one.name) not in kept]:
+    for group in [group for group in registry.groups() if (group.id, group.name) not in kept]:
 
         def remove(gone: SubscriptionGroup = group) -> None:
             if registry.group_by_id(gone.id) is not None:

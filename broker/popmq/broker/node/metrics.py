@@ -2,27 +2,34 @@
 
 from collections.abc import Iterable, Mapping
 from heapq import nlargest
+from itertools import accumulate
 from typing import TypeVar
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.audit import STATES
-from popmq.broker.diagnostics.lag import Lag, lags, top_lags
+from popmq.broker.diagnostics.lag import Lag, count_lags, top_lags
+from popmq.broker.diagnostics.lag_monitor import NAME_BYTES, PAIRS_LIMIT
 from popmq.broker.node.timer_metrics import timer_metrics
 from popmq.common import topics
 from popmq.common.metric_table.row import OTHERS
 from popmq.common.metric_table.table import reading
-from popmq.common.observability import Metric
+from popmq.common.observability import Metric, Readings
 from popmq.common.record.transaction_token import TransactionEnd
+from popmq.common.topics import GroupTopic
 
-CONSUMER_PAIRS_LIMIT = 1_000  # of group and topic, as labels
-GROUPS_LIMIT = 1_000
-TOPICS_LIMIT = 1_000
+GROUPS_LIMIT = 500
+TOPICS_LIMIT = 500
 AUDITED_GROUPS_LIMIT = 100
 
-Name = TypeVar("Name")
+Name = TypeVar("Name", str, GroupTopic)
 
 
 def broker_metrics(broker: Broker) -> Iterable[Metric]:
+    return (metric for metric in broker_readings(broker) if metric is not None)
+
+
+def broker_readings(broker: Broker) -> Readings:
+    """The same in pieces, between which the loop may do other things."""
     yield from _store_metrics(broker)
     yield from _pop_metrics(broker)
     yield from _ack_metrics(broker)
@@ -68,17 +75,17 @@ def _store_metrics(broker: Broker) -> Iterable[Metric]:
 
 
 def _pop_metrics(broker: Broker) -> Iterable[Metric]:
-    pops = broker.pops.metrics
+    pops = broker.pop.service.metrics
     for topic, count in _most(broker.sends.stored_by_topic, TOPICS_LIMIT, OTHERS):
         yield reading("messages_in", count, topic)
     yield reading("messages_out", pops.delivered)
-    yield from _by_pair("group_messages_out", broker.pops.delivered.counts)
+    yield from _by_pair("group_messages_out", broker.pop.service.delivered.counts)
     yield reading("pops", pops.pops)
     yield reading("empty_pops", pops.empty_pops)
     yield reading("refused_in_flight", pops.refused_in_flight)
     yield reading("cold_pops", pops.cold_pops)
-    yield reading("pops_held_back", broker.catch_up.throttled)
-    yield reading("pops_undone", broker.undo.rolled_back)
+    yield reading("pops_held_back", broker.pop.catch_up.throttled)
+    yield reading("pops_undone", broker.pop.undo.rolled_back)
     yield reading("expired_messages", pops.expired)
     yield reading("filtered_messages", pops.filtered)
     yield reading("sql_filters", len(broker.sql_filters))
@@ -86,12 +93,12 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("duplicate_sends", broker.receipts.duplicates)
     yield reading("dedup_ids", len(broker.receipts))
     yield reading("dedup_ids_pushed_out", broker.receipts.evicted)
-    lites, wanted = broker.registry.lites, broker.lites.subscriptions
+    lites, requested = broker.registry.lites, broker.lites.subscriptions
     yield reading("lite_topics", len(lites))
     yield reading("lite_topics_made", lites.made)
     yield reading("lite_topics_removed", lites.removed)
-    yield reading("lite_subscribers", len(wanted))
-    yield reading("lite_subscriptions", wanted.count)
+    yield reading("lite_subscribers", len(requested))
+    yield reading("lite_subscriptions", requested.count)
     yield reading("waiting_receives", broker.polling.count)
     yield reading("receives_woken", broker.polling.woken)
     yield reading("receives_timed_out", broker.polling.timed_out)
@@ -99,9 +106,11 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
 
 
 def _ack_metrics(broker: Broker) -> Iterable[Metric]:
-    acks, revive, buffer = broker.acks, broker.revive, broker.buffer
+    acks, revive, buffer = broker.pop.acks, broker.pop.revive, broker.buffer
     yield reading("acks", acks.acked)
-    yield from _by_pair("group_messages_acked", broker.pops.acked.counts)
+    yield reading("auto_created_groups", len(broker.registry.auto_created))
+    yield reading("auto_created_groups_expired", broker.group_expiry.expired)
+    yield from _by_pair("group_messages_acked", broker.pop.service.acked.counts)
     yield reading("repeated_acks", acks.repeated)
     yield reading("ack_latency_seconds", acks.latency)
     yield reading("refused_handles", acks.refused)
@@ -115,9 +124,9 @@ def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("pop_revive_latency_seconds", overdue_ms / 1_000)
     yield reading("renewed_deliveries", revive.renewed)
     yield reading("send_to_dlq_messages", revive.dead_lettered)
-    yield reading("redriven_messages", broker.redrives.redriven)
-    yield reading("parked_messages", broker.parking.parked)
-    yield reading("offset_resets", broker.offset_reset.resets)
+    yield reading("redriven_messages", broker.operations.redrives.redriven)
+    yield reading("parked_messages", broker.fifo.parking.parked)
+    yield reading("offset_resets", broker.operations.offset_reset.resets)
     yield reading("buffered_check_points", buffer.held)
     yield reading("buffered_check_points_opened", buffer.opened)
     yield reading("buffered_check_points_written", buffer.written)
@@ -127,7 +136,7 @@ def _ack_metrics(broker: Broker) -> Iterable[Metric]:
 
 
 def _pull_metrics(broker: Broker) -> Iterable[Metric]:
-    pulls = broker.pulls.metrics
+    pulls = broker.operations.pulls.metrics
     yield reading("pulls", pulls.pulls)
     yield reading("pulled_messages", pulls.pulled)
     yield reading("illegal_pull_offsets", pulls.illegal_offsets)
@@ -153,7 +162,7 @@ def _limit_metrics(broker: Broker) -> Iterable[Metric]:
     """By the setting that is the bound; some have two that nobody could tell apart."""
     guard = broker.store.guard
     for limit, count in (
-        ("pop.max_in_flight", broker.pops.metrics.refused_in_flight),
+        ("pop.max_in_flight", broker.pop.service.metrics.refused_in_flight),
         ("poll.waiters", broker.polling.refused),
         ("store.max_pending_bytes", broker.store.admission.refused),
         ("store.disk_stop_percent", guard.sends_refused + guard.writes_refused),
@@ -163,13 +172,17 @@ def _limit_metrics(broker: Broker) -> Iterable[Metric]:
         yield reading("limits_hit", count, limit)
 
 
-def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
+def _consumer_metrics(broker: Broker) -> Readings:
     """By group and topic; of very many pairs those with the most to do, and the others' sum."""
-    broker.lag_watch.on_scrape()
+    broker.diagnostics.lag_monitor.on_scrape()
     timers = broker.timers.state.pending
-    counted = lags(broker.store, broker.registry, broker.table, timers=timers)
-    found, rest = top_lags(counted, CONSUMER_PAIRS_LIMIT)
-    for lag in found:
+    counted = []
+    for counted_lag in count_lags(broker.store, broker.registry, broker.table, timers=timers):
+        yield None
+        if counted_lag is not None:
+            counted.append(counted_lag)
+    found_lags, rest = top_lags(counted, PAIRS_LIMIT, NAME_BYTES)
+    for lag in found_lags:
         yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
     if rest:
         yield from _lag_metrics(broker, OTHERS, OTHERS, rest)
@@ -177,15 +190,15 @@ def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
 
 def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Iterable[Metric]:
     for name, value in (
-        ("lag", sum(one.total for one in some)),
-        ("ready", sum(one.ready for one in some)),
-        ("inflight", sum(one.in_flight for one in some)),
-        ("delayed", sum(one.delayed for one in some)),
-        ("blocked", sum(one.blocked for one in some)),
-        ("retry", sum(one.retries for one in some)),
+        ("lag", sum(lag.total for lag in some)),
+        ("ready", sum(lag.ready for lag in some)),
+        ("inflight", sum(lag.in_flight for lag in some)),
+        ("delayed", sum(lag.delayed for lag in some)),
+        ("blocked", sum(lag.blocked for lag in some)),
+        ("retry", sum(lag.retries for lag in some)),
     ):
         yield reading(f"consumer_{name}_messages", value, group, topic)
-    watched = broker.lag_watch.pairs.get((group, topic))
+    watched = broker.diagnostics.lag_monitor.pairs.get((group, topic))
     if watched is None:
         return
     unknown = watched.unknown_ages if some[0].ready else 0
@@ -209,7 +222,7 @@ def _dead_letters(broker: Broker) -> Iterable[Metric]:
 
 
 def _audit_metrics(broker: Broker) -> Iterable[Metric]:
-    audit = broker.audit
+    audit = broker.diagnostics.audit
     audit.on_scrape()
     yield reading("audit_passes", audit.passes)
     yield reading("audit_restarts", audit.restarts)
@@ -222,22 +235,30 @@ def _audit_metrics(broker: Broker) -> Iterable[Metric]:
             yield reading("audit_messages", getattr(balance, state), name, state)
 
 
-def _by_pair(name: str, counts: Mapping[tuple[str, str], int]) -> Iterable[Metric]:
-    for (topic, group), count in _most(counts, CONSUMER_PAIRS_LIMIT, (OTHERS, OTHERS)):
+def _by_pair(name: str, counts: Mapping[GroupTopic, int]) -> Iterable[Metric]:
+    for (group, topic), count in _most(counts, PAIRS_LIMIT, (OTHERS, OTHERS)):
         yield reading(name, count, group, topic)
 
 
 def _most(counts: Mapping[Name, int], limit: int, others: Name) -> list[tuple[Name, int]]:
     """Those with the highest counts, and the sum of the rest."""
-    if len(counts) <= limit:
-        return list(counts.items())
-    found = dict(nlargest(limit, counts.items(), key=lambda item: item[1]))
-    found[others] = found.get(others, 0) + sum(counts.values()) - sum(found.values())
-    return list(found.items())
+    some = nlargest(limit, counts.items(), key=lambda item: item[1])
+    sizes = accumulate(_name_bytes(name) for name, _ in some)
+    largest = {
+        name: count for (name, count), size in zip(some, sizes, strict=True) if size <= NAME_BYTES
+    }
+    if len(largest) == len(counts):
+        return list(largest.items())
+    largest[others] = largest.get(others, 0) + sum(counts.values()) - sum(largest.values())
+    return list(largest.items())
+
+
+def _name_bytes(name: str | GroupTopic) -> int:
+    return len(name) if isinstance(name, str) else sum(map(len, name))
 
 
 def _report_metrics(broker: Broker) -> Iterable[Metric]:
-    yield reading("report_samples", broker.sampler.taken)
-    yield reading("report_sample_bytes", broker.sampler.held_bytes)
-    yield reading("report_read_bytes", broker.sampler.budget.read_bytes)
-    yield reading("report_reads_held_back", broker.sampler.budget.refused)
+    yield reading("report_samples", broker.diagnostics.sampler.taken)
+    yield reading("report_sample_bytes", broker.diagnostics.sampler.held_bytes)
+    yield reading("report_read_bytes", broker.diagnostics.sampler.budget.read_bytes)
+    yield reading("report_reads_held_back", broker.diagnostics.sampler.budget.refused)

@@ -42,6 +42,6 @@ class Pacing:
         return (
             broker.timers.busy
             or broker.polling.unfinished
-            or broker.catch_up.is_throttling
-            or broker.parking.moving
+            or broker.pop.catch_up.is_throttling
+            or broker.fifo.parking.moving
         )

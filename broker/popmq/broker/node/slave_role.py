@@ -1,4 +1,5 @@
-"""Followership: a broker as a slave: of whom, how far behind, and what it was told of timers."""
+"""Followership: a broker as a slave: its master, how far behind it is, and what it knows of
+timers."""
 
 from collections.abc import Callable
 
@@ -9,12 +10,13 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.replication_client import Phase, ReplicationClient
 from popmq.broker.ha.replication_server import NEAR_BLOCKS
-from popmq.broker.ha.role import BrokerRole, GroupRecord, TimersHeard
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.ha.snapshot_download import SnapshotDownload
 from popmq.broker.ha.tables_check import FILE_NAME as DIVERGENCE
 from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
 from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.common.disk import Disk
+from popmq.common.protocol.group_record import GroupRecord, TimerCheckPoint
 from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.protocol.replication_payloads import MasterTimers, TablesMark
 from popmq.common.settings.settings import Settings
@@ -42,7 +44,7 @@ class SlaveRole:
     ) -> None:
         self.side: ReplicationClient | None = None
         self.copying = CatchUpProgress(NEAR_BLOCKS * settings.replication.fetch_bytes)
-        self.timers: TimersHeard | None = None  # newest, of any master of this group
+        self.timers: TimerCheckPoint | None = None  # newest, of any master of this group
         self._settings = settings
         self._broker: Broker
         self._began_ms: int  # the life of that broker
@@ -83,11 +85,11 @@ class SlaveRole:
         reason = f"its tables are not the master's at {position}"
         return RebuildWish(reason, because_of_tables=True)
 
-    def hear_grant(self, *, grants: bool, store_id: str, record: GroupRecord) -> None:
+    def hear_grant(self, *, grants: bool, store_id: str, record: GroupRecord | None) -> None:
         """A controller answered: whether it grants rebuilds at all, that of which store, and by
         which record."""
         self._controller_grants = grants
-        self._granted = store_id, record.epoch, record.version
+        self._granted = (store_id, record.epoch, record.version) if record else ("", 0, 0)
 
     def allowed_rebuild(self, record: GroupRecord | None) -> RebuildWish | None:
         """The rebuild that may begin now, if there is one; `record` is the newest that was read."""
@@ -95,7 +97,7 @@ class SlaveRole:
         if wish is None or self._identity.copying or not self._broker.store.end:
             # What is here is no copy, or no whole one: nothing is lost with it.
             return wish if self._now_ms() - self._began_ms >= COPY_AGAIN_MS else None
-        if wish.because_of_tables and (record is None or own_id in record.members):
+        if wish.because_of_tables and (record is None or own_id in record.sync_state_set):
             return None
         if self._controller_grants is None:
             return None  # a controller of this version may refuse
@@ -127,7 +129,7 @@ class SlaveRole:
         if timers.log_ms:
             self._broker.store.log_clock.sample(timers.log_ms, epoch=timers.epoch)
         self.on_timer_check_point(
-            TimersHeard(timers.epoch, timers.last_read_ms, timers.queue_offset, now_ms)
+            TimerCheckPoint(timers.epoch, timers.queue_offset, timers.last_read_ms, now_ms)
         )
 
     # -- orders
@@ -141,7 +143,7 @@ class SlaveRole:
         if is_new or (address and address != self._leader_at and not works):
             self.stop()
         if self.side is not None:
-            self.side.members = record.members
+            self.side.members = frozenset(record.sync_state_set)
         elif address:
             self._leader_at = address
             self.side = ReplicationClient(
@@ -151,7 +153,7 @@ class SlaveRole:
                 self._open_port(address),
                 self._settings,
                 self,
-                members=record.members,
+                members=frozenset(record.sync_state_set),
                 now_ms=self._now_ms,
                 snapshot=self._snapshot,
             )
@@ -196,19 +198,19 @@ class SlaveRole:
         """Of the master's log, as far as it said."""
         return max(0, self.side.master_end - self._broker.store.end) if self.side else 0
 
-    def on_timer_check_point(self, heard: TimersHeard) -> None:
+    def on_timer_check_point(self, timers_heard: TimerCheckPoint) -> None:
         """Of a master, by itself or by way of a controller. The freshest is where a promoted
         slave's wheel goes on; what was fired, the log says (D9)."""
-        if heard.is_newer_than(self.timers):
-            self.timers = heard
+        if timers_heard.is_newer_than(self.timers):
+            self.timers = timers_heard
             if self._broker.store.slave is not None:
                 timers = self._broker.timers.service
-                timers.on_master_check_point(heard.last_read_ms, heard.queue_offset)
+                timers.on_master_check_point(timers_heard.last_read_ms, timers_heard.queue_offset)
 
-    def newest_timers(self, broker: Broker, *, leads: bool) -> TimersHeard | None:
+    def newest_timers(self, broker: Broker, *, leads: bool) -> TimerCheckPoint | None:
         """The newest TimerCheckPoint that is known; of a broker that leads its own, as of now."""
         if not leads:
             return self.timers
         cursors = broker.timers.service.cursors()
         epoch, now_ms = self._identity.epoch, self._now_ms()
-        return TimersHeard(epoch, cursors.last_read_ms, cursors.queue_offset, now_ms)
+        return TimerCheckPoint(epoch, cursors.queue_offset, cursors.last_read_ms, now_ms)

@@ -10,7 +10,7 @@ from popmq.common.metric_table.row import OTHERS
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
 
-TOPICS_LIMIT = 1_000  # as labels
+TOPICS_LIMIT = 250  # as labels
 
 
 def timer_metrics(broker: Broker) -> Iterable[Metric]:
@@ -77,6 +77,6 @@ def _by_topic(broker: Broker) -> list[tuple[str, int]]:
             others += count
         else:
             named[topic.name] = count
-    found = nlargest(TOPICS_LIMIT, named.items(), key=lambda item: item[1])
-    others += sum(named.values()) - sum(count for _, count in found)
-    return [*found, (OTHERS, others)] if others else found
+    largest = nlargest(TOPICS_LIMIT, named.items(), key=lambda item: item[1])
+    others += sum(named.values()) - sum(count for _, count in largest)
+    return [*largest, (OTHERS, others)] if others else largest

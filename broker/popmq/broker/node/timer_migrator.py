@@ -74,17 +74,17 @@ class TimerMigrator:
         own = self._settings.broker.name
         every = list(peers)  # this group is among them, if anything is told
         self._told = self._told or bool(every)
-        told = {
-            one.broker: one
-            for one in every
-            if one.broker != own and one.address not in ("", _IN_PROCESS)
+        addresses = {
+            address.broker: address
+            for address in every
+            if address.broker != own and address.address not in ("", _IN_PROCESS)
         }
-        if told:
-            for name in self._peers.keys() - told.keys():
-                told[name] = BrokerAddress(
+        if addresses:
+            for name in self._peers.keys() - addresses.keys():
+                addresses[name] = BrokerAddress(
                     broker=name, address=self._peers[name].address, draining=True
                 )
-            self._peers = told
+            self._peers = addresses
 
     def wants_peers(self, broker: Broker) -> bool:
         return broker.registry.draining or broker.timers.departures.is_under_way
@@ -133,26 +133,28 @@ class TimerMigrator:
             )
             return 0
         leaving = departures.leaving
-        if max(one.position for one in leaving) >= broker.store.confirmed:
+        if max(entry.position for entry in leaving) >= broker.store.confirmed:
             return 0  # retention has just moved one: it is confirmed soon
-        units = [QueueUnit(one.position, one.size, 0) for one in leaving]
+        units = [QueueUnit(entry.position, entry.size, 0) for entry in leaving]
         messages = broker.store.reader.read(units, wait=False)
         request = self._request(departures.origin)
-        for move, (one, message) in enumerate(
+        for move, (timer, message) in enumerate(
             zip(leaving, messages, strict=True), departures.first
         ):
             token = None if isinstance(message, DamagedMessage) else message.any_token
             if isinstance(message, DamagedMessage) or not isinstance(token, TimerToken):
-                logger.error("timer lost", extra={"position": one.position, "due_ms": one.due_ms})
+                logger.error(
+                    "timer lost", extra={"position": timer.position, "due_ms": timer.due_ms}
+                )
                 continue
-            topic = broker.registry.topic_by_id(one.topic_id)
+            topic = broker.registry.topic_by_id(timer.topic_id)
             request.timers.add(
                 move=move,
-                topic_id=one.topic_id,
+                topic_id=timer.topic_id,
                 topic=topic.name if topic is not None else "",
                 queue_id=token.queue_id,
                 tag_hash=token.tag_hash,
-                due_ms=one.due_ms,
+                due_ms=timer.due_ms,
                 head=message.head,
                 properties=message.properties,
             )
@@ -198,7 +200,7 @@ class TimerMigrator:
 
     def _choose_target(self, broker: Broker) -> str | None:
         """One that answers, each in turn. A batch is its own from the moment it is named."""
-        names = sorted(name for name, one in self._peers.items() if not one.draining)
+        names = sorted(name for name, address in self._peers.items() if not address.draining)
         if not names:
             broker.timers.departures.waits_for = (
                 "no other broker group takes them: they stay until their time"
@@ -238,13 +240,13 @@ class TimerMigrator:
         return min(room, BATCH, self._settings.timer.moves_per_second, fitting)
 
     def _leave(self, broker: Broker, target: str, limit: int) -> int:
-        found = self._next_timers(broker, limit)
-        if found:
-            broker.timers.departures.start_migration(target, self._origin, found)
-            pace_ms = 1_000 * len(found) // self._settings.timer.moves_per_second
+        timers = self._next_timers(broker, limit)
+        if timers:
+            broker.timers.departures.start_migration(target, self._origin, timers)
+            pace_ms = 1_000 * len(timers) // self._settings.timer.moves_per_second
             self._due_ms = self._now_ms() + pace_ms
             self._turn += 1
-            return len(found)
+            return len(timers)
         if self._at < broker.timers.service.queue.count:
             return 1
         if self._now_ms() >= self._pass_ms:
@@ -273,16 +275,16 @@ class TimerMigrator:
         messages = broker.store.reader.read([unit for _, unit in chosen], wait=False)
         self._at = max(end, begin)
         soon_ms = self._clock.wall_ms() + STAYS_MS
-        found: dict[int, MigratingTimer] = {}
+        found_timers: dict[int, MigratingTimer] = {}
         for (offset, unit), message in zip(chosen, messages, strict=True):
             timer, moved_body = entry_of(offset, unit, message)[1:]
             if timer is None or timer.due_ms <= soon_ms:
                 continue
             if timers.state.is_pending(*timer.key, offset, moved=moved_body):
-                found[timer.identity] = MigratingTimer(
+                found_timers[timer.identity] = MigratingTimer(
                     timer.due_ms, timer.identity, timer.position, timer.size, timer.topic_id
                 )
-        return list(found.values())
+        return list(found_timers.values())
 
     # -- inside
 

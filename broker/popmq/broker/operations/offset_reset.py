@@ -7,8 +7,8 @@ the group's deliveries of that queue: none comes back, and no ack of them counts
 from dataclasses import dataclass
 from enum import Enum
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_service import PopService
@@ -17,7 +17,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import RecordKind
-from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig, is_ordered
+from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
 
 
 class ResetTo(Enum):
@@ -52,15 +52,14 @@ class OffsetReset:
         self,
         store: MessageStore,
         registry: Registry,
-        table: CheckPointTable,
-        buffer: CheckPointBuffer,
+        deliveries: Deliveries,
         pops: PopService,
         lookup: Lookup,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
-        self._buffer = buffer
+        self._table = deliveries.table
+        self._buffer = deliveries.buffer
         self._pops = pops
         self._lookup = lookup
         self.resets = 0
@@ -143,7 +142,7 @@ class OffsetReset:
             queue_id=0,
             body=record.encode(),
         )
-        apply_offset(self._table, record, log_ms, fifo=is_ordered(group, topic))
+        apply_offset(self._table, record, log_ms, fifo=topic.kind.is_ordered(group))
         self.resets += 1
         return done
 
@@ -155,6 +154,6 @@ def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, f
         case OffsetReason.RESET | OffsetReason.PULLED:
             table.reset(*place, record.queue_offset, log_ms, fifo=fifo)
         case OffsetReason.COMMITTED:
-            table.commit(*place, record.queue_offset)
+            table.commit(*place, record.queue_offset, acked=record.acked, log_ms=log_ms)
         case OffsetReason.START_AT_NEWEST:
             table.start(*place, record.queue_offset, fifo=fifo, logged=True)

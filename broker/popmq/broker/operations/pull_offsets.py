@@ -5,8 +5,7 @@ and snapshots know no other.  So a group reads a queue in one way at a time, and
 is refused while pop has messages of the queue in flight.
 """
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
-from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.operations.offset_reset import apply_offset
 from popmq.broker.pop.pop_service import PopService
@@ -18,16 +17,10 @@ from popmq.common.topics import GroupType, SubscriptionGroup, TopicConfig
 
 
 class PullOffsets:
-    def __init__(
-        self,
-        store: MessageStore,
-        table: CheckPointTable,
-        buffer: CheckPointBuffer,
-        pops: PopService,
-    ) -> None:
+    def __init__(self, store: MessageStore, deliveries: Deliveries, pops: PopService) -> None:
         self._store = store
-        self._table = table
-        self._buffer = buffer
+        self._table = deliveries.table
+        self._buffer = deliveries.buffer
         self._pops = pops
 
     def get(self, group: SubscriptionGroup | None, topic: TopicConfig, queue_id: int) -> int:

@@ -47,50 +47,55 @@ class PullReader:
         self.metrics = PullMetrics()
         self.cold = ColdReadRetry(store.readers)
 
-    def nearest(self, want: PullParams, offset: int) -> int:
+    def nearest(self, params: PullParams, offset: int) -> int:
         """`offset`, or the nearest that the queue has: from its oldest message to its end."""
-        queue = self._store.queue(want.topic.id, want.queue_id)
+        queue = self._store.queue(params.topic.id, params.queue_id)
         return min(max(offset, queue.min_offset), queue.count)
 
-    def why_illegal(self, want: PullParams, offset: int) -> str:
-        queue = self._store.queue(want.topic.id, want.queue_id)
+    def why_illegal(self, params: PullParams, offset: int) -> str:
+        queue = self._store.queue(params.topic.id, params.queue_id)
         return (
-            f"offset {offset} of queue {want.queue_id} of topic {want.topic.name}: it has "
+            f"offset {offset} of queue {params.queue_id} of topic {params.topic.name}: it has "
             f"{queue.min_offset} to {queue.count}, the end"
         )
 
-    def read(self, want: PullParams, offset: int) -> PullResult:
+    def bounds(self, params: PullParams) -> tuple[int, int]:
+        """The offsets of the queue's oldest message and of its end."""
+        queue = self._store.queue(params.topic.id, params.queue_id)
+        return queue.min_offset, queue.count
+
+    def read(self, params: PullParams, offset: int) -> PullResult:
         """A bounded look from `offset` on.  Raises ColdRead, with nothing changed, when what it
         looks at is not in memory."""
-        queue = self._store.queue(want.topic.id, want.queue_id)
+        queue = self._store.queue(params.topic.id, params.queue_id)
         offset = max(offset, queue.min_offset)
-        chosen, passed = self._choose(want, offset)
+        chosen, passed = self._choose(params, offset)
         read = self._store.reader.read([unit for _, unit in chosen], wait=False) if chosen else []
-        found: list[tuple[int, StoredMessage]] = []
+        ats: list[tuple[int, StoredMessage]] = []
         for (at, _), message in zip(chosen, read, strict=True):
-            if isinstance(message, DamagedMessage) or not want.filter.accepts(message):
+            if isinstance(message, DamagedMessage) or not params.filter.accepts(message):
                 continue
             if self._store.reader.is_expired(message):
                 continue
-            if len(found) == want.limit:
+            if len(ats) == params.limit:
                 passed = at
                 break
-            found.append((at, message))
-        self.metrics.pulled += len(found)
-        return PullResult(found, passed, passed < queue.count)
+            ats.append((at, message))
+        self.metrics.pulled += len(ats)
+        return PullResult(ats, passed, passed < queue.count)
 
-    def _choose(self, want: PullParams, offset: int) -> tuple[list[tuple[int, QueueUnit]], int]:
+    def _choose(self, params: PullParams, offset: int) -> tuple[list[tuple[int, QueueUnit]], int]:
         """Units to be read, and the first offset behind what was passed; the first message fits
         whatever its size."""
-        wanted, room, bytes_left = want.filter, want.limit, want.reply_bytes
-        span = room if wanted.matches_all else SCAN_UNITS
-        if not (wanted.matches_all or wanted.uses_tag_hash):
-            room = span = max(1, LOOK_UNITS // wanted.cost)
+        requested, room, bytes_left = params.filter, params.limit, params.reply_bytes
+        span = room if requested.matches_all else SCAN_UNITS
+        if not (requested.matches_all or requested.uses_tag_hash):
+            room = span = max(1, LOOK_UNITS // requested.cost)
             bytes_left = min(bytes_left, LOOK_BYTES)
-        units = self._store.queue(want.topic.id, want.queue_id).units(offset, span, wait=False)
+        units = self._store.queue(params.topic.id, params.queue_id).units(offset, span, wait=False)
         chosen: list[tuple[int, QueueUnit]] = []
         for at, unit in enumerate(units, offset):
-            if not (wanted.matches_all or wanted.may_match_hash(unit.tag_hash)):
+            if not (requested.matches_all or requested.may_match_hash(unit.tag_hash)):
                 continue
             if chosen and (len(chosen) == room or unit.size > bytes_left):
                 return chosen, at

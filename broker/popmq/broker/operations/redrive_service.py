@@ -9,8 +9,14 @@ from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.record.message import RevivalToken, StoredMessage
-from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.record.message import RedrivenLetter, RevivalToken, StoredMessage
+from popmq.common.topics import (
+    GroupType,
+    MessageType,
+    SubscriptionGroup,
+    TopicConfig,
+    pull_retry_topic,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class DeadLetterFilter:
     key: bytes | None = None
     after_ms: int = 0
     before_ms: int | None = None
+    reason: str = ""  # as reason_of has it; empty: any
 
     def accepts(self, letter: StoredMessage) -> bool:
         origin = letter.token.topic_id if letter.token else None
@@ -33,7 +40,13 @@ class DeadLetterFilter:
             and dead_ms >= self.after_ms
             and (self.before_ms is None or dead_ms < self.before_ms)
             and (self.key is None or (KEY, self.key) in names_in(letter.properties))
+            and self.reason in ("", reason_of(letter.token) if letter.token else "")
         )
+
+
+def reason_of(token: RevivalToken) -> str:
+    """Why a message became a dead letter, in words."""
+    return token.reason.name.lower().replace("_", " ")
 
 
 class RedriveService:
@@ -68,7 +81,8 @@ class RedriveService:
 
         It goes to the group's retry topic, where no other group gets it a second time.  A FIFO
         group reads none: its copies go to the end of the origin queue, for every group; and those
-        of a lite topic to the end of that one, which is made again if it is gone.
+        of a lite topic to the end of that one, which is made again if it is gone.  A message that
+        a pull consumer sent back goes to the retry topic which those pull.
         """
         origin, token = self.origin(letter), letter.token
         assert origin is not None, "a dead letter without a topic to go to"
@@ -79,19 +93,19 @@ class RedriveService:
         if origin.type is MessageType.LITE:
             name = lite_topic(letter.properties)
             queue_id = self._registry.lites.queue_of(origin, name, self._max_lite_topics)
+        elif token.is_sent_back:
+            target, queue_id = self._registry.internal_topic(pull_retry_topic(group.name)), 0
         elif group.type is not GroupType.FIFO:
             name = topics.retry_topic(group.name, origin.name)
             target, queue_id = self._registry.internal_topic(name), 0
+        redriven = RedrivenLetter(letters.id, offset)
         named = RevivalToken(
             dead=False,
-            member=0,
-            check_point_epoch=letters.id,
-            check_point_sequence=offset,
+            ends=redriven,
             topic_id=token.topic_id,
             queue_id=token.queue_id,
             queue_offset=token.queue_offset,
             first_log_ms=0,  # not delivered since
-            redriven=True,
         )
         stamp = self._store.stamp()
         self._store.put_message(
@@ -104,5 +118,5 @@ class RedriveService:
             stamp=stamp,
         )
         self._registry.lites.stored(target.id, queue_id, stamp.log_ms)
-        self._redriven.apply(named)
+        self._redriven.apply(redriven)
         self.redriven += 1

@@ -32,10 +32,10 @@ def leads(epoch: int) -> str:
 
 def own_from_epoch(disk: Disk, folder: str) -> int:
     """Records from this epoch on were written by the last process that ran here."""
-    said = _words(disk, folder)
-    if len(said) < 2:
+    words = _words(disk, folder)
+    if len(words) < 2:
         return 0
-    return int(said[2]) if len(said) == 3 and said[2].isdigit() else NO_EPOCH
+    return int(words[2]) if len(words) == 3 and words[2].isdigit() else NO_EPOCH
 
 
 def has_abort(disk: Disk, folder: str) -> bool:

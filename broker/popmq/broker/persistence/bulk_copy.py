@@ -1,8 +1,7 @@
-"""Messages that the log has already, appended once more: for another queue, or as they are.
+"""Many messages appended in one step: of producers, or those that the log has already.
 
-A step that moves thousands of messages into their topics spends its time in `put_copies`, so calls
-and checks that are the same for all of them are made once; it does for each what
-`MessageStore.put_message` does for one.
+A step that appends many messages spends its time in `put_copies`, so calls and checks that are the
+same for all of them are made once; it does for each what `MessageStore.put_message` does for one.
 """
 
 import struct
@@ -35,7 +34,7 @@ assert _FRONT.size + _REST.size == MESSAGE_HEADER_SIZE
 
 
 class MessageCopy(NamedTuple):
-    """A message that the log has already, for another queue."""
+    """A message for a queue: a new one, or one that the log has already."""
 
     topic_id: int
     queue_id: int
@@ -52,9 +51,8 @@ def put_copies(
     copies: Sequence[MessageCopy],
     stamp: Stamp,
     confirmed: int,
-) -> tuple[list[int], int]:
-    """Append the copies, and let `dispatch` and `index` expect them; positions, and bytes."""
-    positions: list[int] = []
+) -> tuple[list[PendingUnit], int]:
+    """Append the copies, and let `dispatch` and `index` expect them; their units, and bytes."""
     queued: list[PendingUnit] = []
     named: list[tuple[int, int, int, int, bytes]] = []  # for the key index
     records: list[bytes] = []
@@ -84,13 +82,12 @@ def put_copies(
         end = position + size
         queued.append(_new(PendingUnit, (end, position, topic_id, queue_id, queue_offset, unit)))
         named.append((position, size, topic_id, wall_ms, both[head_size:]))
-        positions.append(position)
         sizes += size
         position = end
     log.append_all(records)
     dispatch.expect_all(queued, offsets)
     index.expect_all(named)
-    return positions, sizes
+    return queued, sizes
 
 
 def put_moved(

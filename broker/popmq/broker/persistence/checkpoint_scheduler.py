@@ -6,7 +6,7 @@ Each says where the log starts, and before the log's first segments are deleted 
 import errno
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 from popmq.broker.log.segment_file import Syncable
@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_MS = 10_000
 RETRY_MS = 1_000
 
-FlushIndex = Callable[[], Sequence[Syncable]]
+# Writes the index files in pieces, and returns those that have to be synced.
+IndexPieces = Generator[None, None, Sequence[Syncable]]
+FlushIndex = Callable[[], IndexPieces]
 
 
 class CheckpointScheduler:
@@ -40,6 +42,7 @@ class CheckpointScheduler:
         self._flusher = flusher
         self._on_failure = on_failure
         self._running = False
+        self._flushing: tuple[IndexPieces, StoreCheckpoint] | None = None
         self._failed: OSError | None = None  # set on the flusher's thread
         self._due_ms = 0
         self._retry_ms = 0
@@ -53,10 +56,10 @@ class CheckpointScheduler:
 
     def read(self) -> StoreCheckpoint:
         """What the last run left; position 0 when there is none."""
-        found = read_checkpoint(self._disk, self._path) or StoreCheckpoint()
-        self.position = found.position
-        self._found = self._written = found
-        return found
+        checkpoint = read_checkpoint(self._disk, self._path) or StoreCheckpoint()
+        self.position = checkpoint.position
+        self._found = self._written = checkpoint
+        return checkpoint
 
     @property
     def note(self) -> tuple[int, int]:
@@ -65,6 +68,7 @@ class CheckpointScheduler:
 
     def lower(self) -> None:
         """Vouch for no index any more, durably; the next checkpoint vouches again."""
+        self._flushing = None
         with self._writing:
             self._put(replace(self._found, position=0, durable=self._found.vouched))
         self.position = 0
@@ -92,7 +96,7 @@ class CheckpointScheduler:
         """
         if self._failed is not None:
             raise self._failed
-        for file in flush():
+        for file in _all_of(flush()):
             file.sync()
         with self._writing:
             self._put(checkpoint)
@@ -104,46 +108,64 @@ class CheckpointScheduler:
         checkpoint: Callable[[], StoreCheckpoint],
         *,
         now_ms: int,
-        wanted: bool,
+        requested: bool,
     ) -> int:
-        """Start a checkpoint when one is due, or `wanted`. OSError when units do not fit."""
-        if self._running or now_ms < (self._retry_ms if wanted else self._due_ms):
+        """Start a checkpoint when one is due, or `requested`; or go on with the files of one that
+        was started. OSError when units do not fit.
+
+        It vouches for what was confirmed when it was started.
+        """
+        if self._running:
             return 0
-        self._due_ms = now_ms + CHECKPOINT_MS
-        self._retry_ms = now_ms + RETRY_MS  # unless it succeeds
-        dirty = flush()
-        if not dirty and not wanted:
+        if self._flushing is None:
+            if now_ms < (self._retry_ms if requested else self._due_ms):
+                return 0
+            self._due_ms = now_ms + CHECKPOINT_MS
+            self._retry_ms = now_ms + RETRY_MS  # unless it succeeds
+            self._flushing = (flush(), checkpoint())
+        pieces, new_checkpoint = self._flushing
+        dirty: Sequence[Syncable] = ()
+        try:
+            next(pieces)
+        except StopIteration as end:
+            dirty = end.value
+        except OSError:
+            self._flushing = None
+            raise
+        else:
+            return 1
+        self._flushing = None
+        if not dirty and not requested:
             return 0
         self._running = True
-        made = checkpoint()
 
         def work() -> None:
             try:
                 for file in dirty:
                     file.sync()
-                self._write(made)
+                self._write(new_checkpoint)
             except OSError as error:
                 self._failed = error
                 raise
 
-        self._flusher.submit(work, lambda error: self._done(made, error))
+        self._flusher.submit(work, lambda error: self._done(new_checkpoint, error))
         return 1
 
-    def _write(self, made: StoreCheckpoint) -> None:
+    def _write(self, checkpoint: StoreCheckpoint) -> None:
         """What it vouches for is synced, so that one without room may be left out."""
         try:
             with self._writing:
-                self._put(made)
+                self._put(checkpoint)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _NoRoom(*error.args) from error
             raise
 
-    def _put(self, made: StoreCheckpoint) -> None:
-        self._written = replace(made, log_start=self.log_start)
+    def _put(self, checkpoint: StoreCheckpoint) -> None:
+        self._written = replace(checkpoint, log_start=self.log_start)
         write_checkpoint(self._disk, self._path, self._written)
 
-    def _done(self, made: StoreCheckpoint, error: BaseException | None) -> None:
+    def _done(self, checkpoint: StoreCheckpoint, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, _NoRoom):
             # Still "running": after a failed fsync, of a full disk too, nothing may be vouched
             # for any more.
@@ -155,8 +177,17 @@ class CheckpointScheduler:
             logger.warning("checkpoint not written", extra={"reason": str(error)})
         else:
             self._retry_ms = 0
-            self.position = made.position
+            self.position = checkpoint.position
             self.made += 1
+
+
+def _all_of(pieces: IndexPieces) -> Sequence[Syncable]:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            files: Sequence[Syncable] = end.value
+            return files
 
 
 class _NoRoom(OSError):

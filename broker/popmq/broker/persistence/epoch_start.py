@@ -25,10 +25,10 @@ class EpochStart(NamedTuple):
     unanswered_from_ms: int = NOTHING
 
     @classmethod
-    def after(cls, newest: EpochLogTime, told: EpochLogTime) -> Self:
-        """`newest` is of the newest record known to be confirmed; `told` counts if it is of the
+    def after(cls, newest: EpochLogTime, reply: EpochLogTime) -> Self:
+        """`newest` is of the newest record known to be confirmed; `reply` counts if it is of the
         same master, and younger."""
-        told_ms = told.log_ms if told.epoch == newest.epoch else 0
+        told_ms = reply.log_ms if reply.epoch == newest.epoch else 0
         lived_ms = max(newest.log_ms, told_ms)
         return cls(max(0, min(newest.log_ms + 1, lived_ms - UNANSWERED_MS)))
 

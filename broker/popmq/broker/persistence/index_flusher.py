@@ -4,13 +4,12 @@ All of it is rebuilt from the log, so a disk that has no room for it stops sends
 """
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.dispatch import Dispatch
-from popmq.broker.log.segment_file import Syncable
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler, IndexPieces
 from popmq.broker.persistence.log_time import LogTime
 
 
@@ -30,7 +29,7 @@ class IndexFlusher:
         self._epoch = epoch
         self.blocked = False  # the disk is full: units wait in memory
 
-    def step(self, *, now_ms: int, wanted: int) -> int:
+    def step(self, *, now_ms: int, requested: int) -> int:
         """A piece of the index files; a checkpoint when one is due, or wanted for a position."""
         try:
             self._dispatch.flush_large_tails()
@@ -39,7 +38,7 @@ class IndexFlusher:
                 self._flush,
                 self._checkpoint,
                 now_ms=now_ms,
-                wanted=self._checkpoints.position < wanted <= self._dispatch.position,
+                requested=self._checkpoints.position < requested <= self._dispatch.position,
             )
             self.blocked = False
         except OSError as error:
@@ -53,9 +52,12 @@ class IndexFlusher:
         """Everything, and a checkpoint, on this thread: at a clean stop with an idle flusher."""
         self._checkpoints.write_now(self._flush, self._checkpoint())
 
-    def _flush(self) -> Sequence[Syncable]:
+    def _flush(self) -> IndexPieces:
         """Write all index files; returns those that have to be synced. OSError when full."""
-        return [*self._index().flush(self._dispatch.position), *self._dispatch.flush()]
+        files = yield from self._dispatch.flush()
+        files += self._index().flush(self._dispatch.position)
+        self._dispatch.flushed()
+        return files
 
     def _checkpoint(self) -> StoreCheckpoint:
         """Where the log time is not known yet, the note of the checkpoint before stays true."""

@@ -90,14 +90,14 @@ class LogTime:
         known = self.clock.known
         return Note(self.clock.now_ms(), self._clock.wall_ms()) if known else None
 
-    def go_on(self, newest: RecoveryResult, made: StoreCheckpoint, *, epoch: int) -> None:
-        """This broker leads `epoch`; `newest` is of the newest record, `made` the checkpoint that
-        the start found."""
+    def go_on(self, newest: RecoveryResult, checkpoint: StoreCheckpoint, *, epoch: int) -> None:
+        """This broker leads `epoch`; `newest` is of the newest record, `checkpoint` is the
+        checkpoint that the start found."""
         self.leads, downtime_ms = True, 0
         if self.clock.known:
             log_ms = self.clock.now_ms()
         elif newest.log_ms:
-            log_ms, downtime_ms = self._after_downtime(newest, made)
+            log_ms, downtime_ms = self._after_downtime(newest, checkpoint)
         else:
             log_ms = self._clock.wall_ms()
         log_ms = max(newest.log_ms, log_ms)
@@ -120,13 +120,15 @@ class LogTime:
 
     # -- inside
 
-    def _after_downtime(self, newest: RecoveryResult, made: StoreCheckpoint) -> tuple[int, int]:
+    def _after_downtime(
+        self, newest: RecoveryResult, checkpoint: StoreCheckpoint
+    ) -> tuple[int, int]:
         """Log time, and how much of it is downtime.
 
         Of two notes the newer counts.  The newest record is one if this machine wrote it.  The wall
         clock of another machine never makes the downtime longer.  It may make it shorter: this
         machine's clock may have been set since its own note was made."""
-        note = Note(made.log_ms, made.wall_ms)
+        note = Note(checkpoint.log_ms, checkpoint.wall_ms)
         is_own = newest.epoch >= newest.own_from
         if is_own:
             note = max(note, Note(newest.log_ms, newest.wall_ms))

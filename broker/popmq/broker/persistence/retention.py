@@ -83,6 +83,8 @@ class Retention:
         self._flusher = flusher
         self._log_time = log_time
         self._look_due_ms = 0
+        # Queues learn in pieces where the log begins; then the second goes on.
+        self._raising: tuple[Iterator[None], Callable[[], None]] | None = None
         self._pieces: Iterator[tuple[LiveBodies, Sequence[LiveBody]]] | None = None
         self._bodies: list[tuple[LiveBodies, LiveBody]] = []  # of a piece, the last first
         self._cut = 0
@@ -111,6 +113,8 @@ class Retention:
         """
         if self._deleting or self._cold.waiting:
             return 0
+        if self._raising is not None:
+            return self._raise_some(*self._raising)
         if self._pieces is not None:
             return self._move_some(self._pieces)
         if self._wait_until:
@@ -125,10 +129,19 @@ class Retention:
         if cut <= self._log.start:
             return 0
         self._cut = cut
-        # No pop reads below the cut from now on, so nothing there comes to life again.
-        self._dispatch.log_starts_at(cut)
-        self.on_truncated(cut)
-        self._pieces = self._all_pieces(cut, self.live)
+
+        def raised() -> None:
+            # No pop reads below the cut from now on, so nothing there comes to life again.
+            self._pieces = self._all_pieces(cut, self.live)
+
+        return self._raise_some(self._dispatch.log_starts_at(cut), raised)
+
+    def _raise_some(self, queues: Iterator[None], then: Callable[[], None]) -> int:
+        self._raising = (queues, then)
+        if next(queues, self) is self:
+            self._raising = None
+            self.on_truncated(self._cut)
+            then()
         return 1
 
     def run_as_slave(self, *, now_ms: int, starts_at: int, keep_from: int) -> int:
@@ -139,6 +152,8 @@ class Retention:
         """
         if self._deleting:
             return 0
+        if self._raising is not None:
+            return self._raise_some(*self._raising)
         if self._pieces is not None:
             return self._look_for_life(self._pieces)
         if now_ms < self._look_due_ms:
@@ -163,15 +178,12 @@ class Retention:
                 extra={"position": bodies[0].unit.position, "log_starts_at": self._cut},
             )
             return 0
-        self._dispatch.log_starts_at(self._cut)
-        self.on_truncated(self._cut)
-        self._delete()
-        return 1
+        return self._raise_some(self._dispatch.log_starts_at(self._cut), self._delete)
 
     @property
     def is_relocating(self) -> bool:
         """Whether live bodies below the cut wait to be appended again."""
-        return self._pieces is not None
+        return self._raising is not None or self._pieces is not None
 
     def _all_pieces(
         self, cut: int, among: Sequence[LiveBodies]

@@ -130,11 +130,11 @@ class SnapshotWriter:
     def _make_piece(self, *, write: bool = True) -> None:
         if self._sources:
             number, pieces = self._sources[0]
-            made = next(pieces, None)
-            if made is None:
+            new_pieces = next(pieces, None)
+            if new_pieces is None:
                 self._sources.pop(0)
                 return
-            content, hash_part = made
+            content, hash_part = new_pieces
             self.state_hash = (self.state_hash + hash_part) & _HASH_MASK
             self._append(number, content)
         else:

@@ -125,10 +125,10 @@ class SnapshotInstall:
         self._file.sync()
         self._file.close()
         self._snapshots.disk.sync_folder(self._snapshots.folder)
-        found = read_snapshot(self._snapshots.disk, self._path)
-        if found is not None and found.head.position >= self._start:
+        snapshot = read_snapshot(self._snapshots.disk, self._path)
+        if snapshot is not None and snapshot.head.position >= self._start:
             self._snapshots.log_starts_at(self._start)  # durable, before it does
-            self._found = found
+            self._found = snapshot
 
     def _restore(self, snapshot: Snapshot) -> Iterator[None]:
         by_number = {table.table_number: table for table in self._snapshots.tables}

@@ -1,4 +1,4 @@
-"""StateHashes: whether a slave's tables are its master's, told by the hashes of their snapshots."""
+"""StateHashes: whether a slave's tables are its master's, by the hashes of their snapshots."""
 
 import logging
 from collections.abc import Callable

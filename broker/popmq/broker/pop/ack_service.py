@@ -7,14 +7,14 @@ which it can be no good any more has its own sentence.
 import struct
 from collections.abc import Sequence
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
-from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
+from popmq.broker.deliveries.check_point_buffer import put_revive
+from popmq.broker.deliveries.check_point_table import DeliveryStatus
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     PUSH,
+    ChangeRecord,
     PopCheckPoint,
-    ReviveKind,
-    ReviveRecord,
 )
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_service import PopService
@@ -37,19 +37,18 @@ class AckService:
         self,
         store: MessageStore,
         registry: Registry,
-        table: CheckPointTable,
+        deliveries: Deliveries,
         pop: PopService,
-        buffer: CheckPointBuffer,
         revive: ReviveService,
         *,
         broker: str,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._table = table  # for acks: they know themselves what waits (`unwritten_bits`)
+        self._table = deliveries.table  # acks know themselves what waits (`unwritten_bits`)
         self._pop = pop
         self._revive = revive
-        self._buffer = buffer
+        self._buffer = deliveries.buffer
         self._receipts = ReceiptReader()
         self._broker = broker
         self.acked = 0
@@ -74,7 +73,7 @@ class AckService:
             except PopmqError as error:
                 results.append(AckResult(error.code, str(error)))
         if taken:
-            self._pop.acked.add((topic, group), self.acked - before)
+            self._pop.acked.add((group, topic), self.acked - before)
             now_ms = self._store.log_ms()
             for ck, bits in taken.items():
                 self._buffer.ack(ck, bits)
@@ -122,17 +121,15 @@ class AckService:
             name = struct.pack(">IIQ", receipt.topic_id, receipt.queue_id, receipt.queue_offset)
             back_off_ms = config.back_off_after_ms(receipt.attempt, name)
             invisible_ms = max(invisible_ms, back_off_ms)
-        record = ReviveRecord(
-            ReviveKind.CHANGE,
+        record = ChangeRecord(
             self._store.epoch,
             self._pop.next_sequence(),
-            1,
-            start_offset=receipt.queue_offset,
+            receipt.queue_offset,
             topic_id=ck.topic_id,
             group_id=ck.group_id,
             queue_id=ck.queue_id,
             old_epoch=receipt.epoch,
-            link=receipt.sequence,
+            old_sequence=receipt.sequence,
             revive_at_ms=self._store.log_ms() + invisible_ms,
             client=ck.client,
             flags=ck.flags & ~AUTO_RENEW,
@@ -150,7 +147,8 @@ class AckService:
             record.sequence,
             0,
         )
-        return new.encode(self._registry.receipt_key)
+        key = self._registry.signing_keys.newest
+        return new.encode(key.secret, key.id)
 
     def _fate(self, receipt: ReceiptHandle) -> DeliveryStatus:
         fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
@@ -199,7 +197,7 @@ class AckService:
         self._store.guard.check_write()
         registry = self._registry
         try:
-            opened = self._receipts.open(handle, registry.receipt_key)
+            opened = self._receipts.open(handle, registry.signing_keys)
             broker, topic_id, group_id, _, _, _, _ = opened[0]
             config, read = registry.group_by_id(group_id), registry.topic_by_id(topic_id)
             if broker != self._broker:
@@ -244,8 +242,8 @@ def _no_good(receipt: ReceiptHandle, fate: DeliveryStatus) -> InvalidReceiptHand
             )
         case DeliveryStatus.MOVED:
             return InvalidReceiptHandle(
-                "the receipt handle was superseded: its invisible duration was changed, use the "
-                "handle of that reply"
+                "the receipt handle was superseded: the message was returned, or its invisible "
+                "duration was changed and the reply to that has the handle to use"
             )
         case DeliveryStatus.ACKED:
             return InvalidReceiptHandle("the message was acked with this receipt handle")

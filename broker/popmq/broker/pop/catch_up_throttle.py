@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from popmq.common.errors import TooManyRequests
+from popmq.common.topics import GroupTopic
 
 Result = TypeVar("Result")
-GroupTopic = tuple[str, str]  # topic, group
 
 QUIET_MS = 5  # after which the loop counts as nobody else's
 BURST_MS = 2  # of loop time that can be saved up
@@ -55,7 +55,7 @@ class CatchUpThrottle:
         return place in self._behind and self._percent < 100
 
     def forget_topic(self, topic: str) -> None:
-        self._behind = {place for place in self._behind if place[0] != topic}
+        self._behind = {place for place in self._behind if place[1] != topic}
 
     def run(self, number: int, serve: Callable[[], None]) -> None:
         """Serve the receive of a group that is behind, now or when there is time for it.

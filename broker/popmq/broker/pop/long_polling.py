@@ -1,7 +1,8 @@
 """LongPolling: receives that found nothing wait here for a message, bounded in time and number.
 
 A waiter costs no reads while nothing arrives.  An arrival wakes the waiters of the groups
-that read that topic, in the order in which they came.
+that read that topic, in the order in which they came.  Those that share a filter find the same, so
+an arrival costs a look for each filter and for each answer, however many wait.
 """
 
 import heapq
@@ -9,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
 from popmq.common.errors import TooManyRequests
 
@@ -38,7 +40,7 @@ class Waiter:
 class LongPolling:
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiters: dict[GroupTopicId, OrderedDict[int, Waiter]] = {}
+        self._waiters: dict[GroupTopicId, dict[object, OrderedDict[int, Waiter]]] = {}
         self._groups_of_topic: dict[int, set[int]] = {}
         self._of_client: dict[tuple[GroupTopicId, int], dict[int, Waiter]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
@@ -60,7 +62,8 @@ class LongPolling:
                 f"{self.count} receives wait already, the limit is {self._limit} (poll.waiters)"
             )
         self._number = waiter.number = self._number + 1
-        self._waiters.setdefault(waiter.key, OrderedDict())[self._number] = waiter
+        filters = self._waiters.setdefault(waiter.key, {})
+        filters.setdefault(waiter.filter_key, OrderedDict())[self._number] = waiter
         self._groups_of_topic.setdefault(waiter.key[0], set()).add(waiter.key[1])
         if waiter.client:
             place = (waiter.key, waiter.client)
@@ -80,12 +83,17 @@ class LongPolling:
         groups = self._groups_of_topic.get(topic_id)
         if not groups:
             return
-        for one in sorted(groups) if group_id is None else (group_id,):
-            self._serve((topic_id, one))
+        for group in sorted(groups) if group_id is None else (group_id,):
+            self._serve((topic_id, group))
 
     def wake_client(self, key: GroupTopicId, client: int) -> None:
         """Messages came that this client of the group subscribed to."""
-        self._try(key, list(self._of_client.get((key, client), {}).values()))
+        missed: set[object] = set()
+        for waiter in list(self._of_client.get((key, client), {}).values()):
+            if waiter.done or waiter.filter_key in missed:
+                continue
+            if not self._answers(waiter):
+                missed.add(waiter.filter_key)
 
     def step(self, now_ms: int, limit: int = 256) -> int:
         """Answer up to `limit` waiters whose time is over; returns how many."""
@@ -119,7 +127,8 @@ class LongPolling:
         """Everybody (of that topic, of that group) gets an empty reply now."""
         for key in list(self._waiters):
             if topic_id in (None, key[0]) and group_id in (None, key[1]):
-                for waiter in list(self._waiters[key].values()):
+                parked = [w for same in self._waiters[key].values() for w in same.values()]
+                for waiter in sorted(parked, key=attrgetter("number")):
                     self.remove(waiter)
                     waiter.give_up()
 
@@ -157,34 +166,45 @@ class LongPolling:
         Waiters of one filter find the same, so the first miss of a filter is the last try
         of it; those with another filter are still asked.
         """
-        self._try(key, list(self._waiters.get(key, {}).values()))
+        newest = self._number  # those that come meanwhile have looked already
+        filters = self._waiters.get(key, {}).values()
+        oldest = [next(iter(waiters.items())) for waiters in filters]
+        heapq.heapify(oldest)
+        while oldest:
+            _, waiter = heapq.heappop(oldest)
+            if not waiter.done and not self._answers(waiter):
+                continue
+            following = self._waiters.get(key, {}).get(waiter.filter_key)
+            if following is not None:
+                number, waiter = next(iter(following.items()))
+                if number <= newest:
+                    heapq.heappush(oldest, (number, waiter))
 
-    def _try(self, key: GroupTopicId, waiters: list[Waiter]) -> None:
-        missed: set[object] = set()
-        for waiter in waiters:
-            if waiter.done or waiter.filter_key in missed:
-                continue
-            outcome = waiter.attempt()
-            if outcome is WaiterResult.ANSWERED:
-                waiter.done = True
-                self._unpark(waiter)
-                self.woken += 1
-                continue
-            missed.add(waiter.filter_key)
-            if outcome is WaiterResult.MORE:
-                self.retry_client_waiters(key, waiter.client)
+    def _answers(self, waiter: Waiter) -> bool:
+        outcome = waiter.attempt()
+        if outcome is WaiterResult.ANSWERED:
+            waiter.done = True
+            self._unpark(waiter)
+            self.woken += 1
+            return True
+        if outcome is WaiterResult.MORE:
+            self.retry_client_waiters(waiter.key, waiter.client)
+        return False
 
     def _unpark(self, waiter: Waiter) -> None:
         key = waiter.key
-        parked = self._waiters[key]
-        del parked[waiter.number]
+        filters = self._waiters[key]
+        same_filter = filters[waiter.filter_key]
+        del same_filter[waiter.number]
+        if not same_filter:
+            del filters[waiter.filter_key]
         self.count -= 1
         if waiter.client:
             mine = self._of_client[key, waiter.client]
             del mine[waiter.number]
             if not mine:
                 del self._of_client[key, waiter.client]
-        if not parked:
+        if not filters:
             del self._waiters[key]
             groups = self._groups_of_topic[key[0]]
             groups.discard(key[1])

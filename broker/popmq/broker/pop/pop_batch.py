@@ -65,7 +65,7 @@ class PopBatch:
         return taken
 
     def choose(
-        self, units: list[QueueUnit], offset: int, wanted: MessageFilter, room: int
+        self, units: list[QueueUnit], offset: int, requested: MessageFilter, room: int
     ) -> tuple[list[tuple[int, QueueUnit]], int]:
         """The units to deliver with their offsets, and how many units were passed in all.
 
@@ -74,7 +74,7 @@ class PopBatch:
         taken: list[tuple[int, QueueUnit]] = []
         first = not self.deliveries.count
         for passed, unit in enumerate(units):
-            if not wanted.may_match_hash(unit.tag_hash):
+            if not requested.may_match_hash(unit.tag_hash):
                 continue
             if len(taken) == room or (unit.size > self.bytes_left and not first):
                 return taken, passed

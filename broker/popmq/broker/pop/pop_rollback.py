@@ -12,6 +12,9 @@ from popmq.broker.deliveries.check_point_table import CheckPointTable
 # Receives whose answer has left are remembered for as long as it may cross with a cancel.
 LEFT_LIMIT = 4_096
 
+# An answer that left so long before its connection broke has arrived.
+DOUBT_MS = 10_000
+
 CheckPointRange = tuple[int, int, int]  # epoch, first sequence, the one behind the last
 
 
@@ -37,6 +40,21 @@ class PopRollback:
         if len(self._left) > LEFT_LIMIT:
             del self._left[next(iter(self._left))]
         reply()
+
+    def doubt(self, number: int, now_ms: int) -> None:
+        """The connection that the answer left on broke at log time `now_ms`: a delivery that may
+        have been lost is not renewed, so it ends by its invisible time.
+
+        A consumer that got it can ack it until then.
+        """
+        span = self._left.pop(number, None)
+        if span is None:
+            return
+        epoch, first, end = span
+        for sequence in range(first, end):
+            ck = self._table.find(epoch, sequence)
+            if ck is not None and now_ms - ck.popped_at_ms <= DOUBT_MS:
+                ck.doubted = True
 
     def cancel(self, number: int) -> bool:
         """The asker did not take, and will not take, the answer. Whether there was one."""

@@ -1,4 +1,4 @@
-"""Pop: hand out messages of any queue to any consumer, and take back acks (docs/concepts/pop.md).
+"""Pop: delivers messages of any queue to any consumer, and accepts acks (docs/concepts/pop.md).
 
 A pop writes a check point before its messages leave; the caller sends the reply once that is
 confirmed.  Nothing here waits: what is not there now is an empty reply, and long polling is
@@ -13,15 +13,15 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
-from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.check_point_buffer import put_revive
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
     PUSH,
-    ReviveKind,
-    ReviveRecord,
+    CheckPointRecord,
+    PopCheckPoint,
 )
 from popmq.broker.deliveries.queue_progress import QueueProgress
 from popmq.broker.filter.message_filter import MessageFilter
@@ -43,7 +43,7 @@ from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, co
 from popmq.common.record.message import RecordKind
 from popmq.common.record.receipt import encode_members, sign_check_point
 from popmq.common.settings.settings import PopSettings
-from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, is_ordered
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
 
 
 class PopParams(NamedTuple):
@@ -66,19 +66,18 @@ class PopService:
         self,
         store: MessageStore,
         registry: Registry,
-        table: CheckPointTable,
+        deliveries: Deliveries,
+        catch_up: CatchUpThrottle,
         settings: PopSettings,
         *,
-        buffer: CheckPointBuffer,
-        catch_up: CatchUpThrottle,
         broker: str,
         rng: random.Random,
     ) -> None:
         self._store = store
-        self._buffer = buffer
+        self._buffer = deliveries.buffer
         self._catch_up = catch_up
         self._registry = registry
-        self._table = table
+        self._table = deliveries.table
         self._settings = settings
         self._broker = broker
         self._rng = rng
@@ -95,7 +94,7 @@ class PopService:
         self.sequence += 1
         return self.sequence
 
-    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
         """Deliveries, and how many more messages the visited queues hold.
 
         Every delivery's check point is appended when this returns; it may be told to the
@@ -103,29 +102,29 @@ class PopService:
         many are in flight, and ColdRead when all that is there has to be read from the disk
         first: warm it elsewhere, and pop again.
         """
-        self.start_pop(want)
+        self.start_pop(params)
         end = self._store.end
-        batch = PopBatch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
-        retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
+        batch = PopBatch(params.limit, min(params.reply_bytes, self._settings.reply_bytes))
+        retry = self._registry.find_topic(topics.retry_topic(params.group.name, params.topic.name))
         retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
-        sources = [(want.topic, self.queue_order(want))]
+        sources = [(params.topic, self.queue_order(params))]
         if retry is not None:
             sources.insert(0 if retry_first else 1, (retry, [0]))
         places = [(topic, queue_id) for topic, queue_ids in sources for queue_id in queue_ids]
         for number, (topic, queue_id) in enumerate(places):
-            self._take(want, topic, queue_id, batch, len(places) - number)
+            self._take(params, topic, queue_id, batch, len(places) - number)
         self.has_written = self._store.end != end
-        return self.finish(want, batch)
+        return self.finish(params, batch)
 
-    def start_pop(self, want: PopParams) -> None:
+    def start_pop(self, params: PopParams) -> None:
         """TooManyRequests while nothing can be written."""
         self._store.guard.check_write()
         self.metrics.pops += 1
-        self.filters.used((want.group.name, want.topic.name), want.filter)
+        self.filters.used((params.group.name, params.topic.name), params.filter)
 
-    def finish(self, want: PopParams, batch: PopBatch) -> tuple[PopReplyBuilder, int]:
+    def finish(self, params: PopParams, batch: PopBatch) -> tuple[PopReplyBuilder, int]:
         """What the batch came to; raises what `pop` raises."""
-        place = (want.topic.name, want.group.name)
+        place = (params.group.name, params.topic.name)
         if not batch.deliveries.count:
             if batch.cold:
                 self.metrics.cold_pops += 1
@@ -143,26 +142,26 @@ class PopService:
         self.metrics.delivered += batch.deliveries.count
         return batch.deliveries, batch.remaining
 
-    def has_ready(self, want: PopParams) -> bool:
+    def has_ready(self, params: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
-        retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
-        places = [(want.topic, q) for q in self.queue_order(want, begins=False)]
+        retry = self._registry.find_topic(topics.retry_topic(params.group.name, params.topic.name))
+        places = [(params.topic, q) for q in self.queue_order(params, begins=False)]
         if retry is not None:
             places.append((retry, 0))
         return any(
             self._store.queue(topic.id, queue_id).count
-            > self.progress(want.group, topic, queue_id).cursor
+            > self.progress(params.group, topic, queue_id).cursor
             for topic, queue_id in places
         )
 
-    def queue_order(self, want: PopParams, *, begins: bool = True) -> list[int]:
+    def queue_order(self, params: PopParams, *, begins: bool = True) -> list[int]:
         """The queues that a receive visits; `begins`: it does so now."""
-        topic = want.topic
-        if want.queue_id >= 0:
-            return [want.queue_id]
+        topic = params.topic
+        if params.queue_id >= 0:
+            return [params.queue_id]
         if topic.type is MessageType.PRIORITY:
-            waiting = partial(self._is_waiting, want.group, topic)
-            place = (want.group.id, topic.id)
+            waiting = partial(self._is_waiting, params.group, topic)
+            place = (params.group.id, topic.id)
             return (
                 self._priorities.order(place, topic.queues, waiting)
                 if begins
@@ -182,13 +181,12 @@ class PopService:
         known = self._table.progress(group.id, topic.id, queue_id)
         if known is not None:
             return known
-        lite = topic.type is MessageType.LITE  # begins where its subscriber said
-        newest = group.start_at is StartAt.NEWEST and not lite
+        newest = topic.kind.start_at(group) is StartAt.NEWEST
         if newest and not topics.is_group_owned(topic.name):
             self._start_at_newest(group, topic)
             known = self._table.progress(group.id, topic.id, queue_id)
         queue = self._store.queue(topic.id, queue_id)
-        fifo = is_ordered(group, topic)
+        fifo = topic.kind.is_ordered(group)
         return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset, fifo=fifo)
 
     def open_progress_at(
@@ -200,7 +198,7 @@ class PopService:
         self._store.put_record(
             RecordKind.OFFSET, topic_id=topics.OFFSETS_TOPIC_ID, queue_id=0, body=record.encode()
         )
-        self._table.start(*place, offset, fifo=is_ordered(group, topic), logged=True)
+        self._table.start(*place, offset, fifo=topic.kind.is_ordered(group), logged=True)
 
     def _start_at_newest(self, group: SubscriptionGroup, topic: TopicConfig) -> None:
         """At the group's first look at the topic, for all queues; one added later is new to all."""
@@ -213,11 +211,11 @@ class PopService:
             )
 
     def _take(
-        self, want: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, queues: int
+        self, params: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, queues: int
     ) -> None:
         """Fill the batch from one queue and write the check points of what was taken; it is the
         first of so many queues that are left."""
-        progress = self.progress(want.group, topic, queue_id)
+        progress = self.progress(params.group, topic, queue_id)
         queue = self._store.queue(topic.id, queue_id)
         if batch.full:
             batch.remaining += queue.count - min(
@@ -230,14 +228,14 @@ class PopService:
             progress.skip_to(queue.min_offset)
         if progress.cursor < queue.count and (room := self.in_flight_room(progress, batch)) > 0:
             try:
-                self._read_on(want, topic, queue_id, batch, progress, room, queues)
+                self._read_on(params, topic, queue_id, batch, progress, room, queues)
             except ColdRead as cold:
                 batch.cold.append(cold)
         batch.remaining += queue.count - min(progress.cursor, queue.count)
 
     def _read_on(
         self,
-        want: PopParams,
+        params: PopParams,
         topic: TopicConfig,
         queue_id: int,
         batch: PopBatch,
@@ -248,71 +246,81 @@ class PopService:
         """Deliver from the queue's cursor; ColdRead, with nothing changed, when not in memory."""
         queue = self._store.queue(topic.id, queue_id)
         offset, left = progress.cursor, batch.bytes_left
-        wanted, reader = want.filter, self._store.reader
+        requested, reader = params.filter, self._store.reader
         expired = reader.expired
         try:
-            if wanted.matches_all:
+            if requested.matches_all:
                 units = batch.take_all(queue.units(offset, room, wait=False), room)
                 contents = enumerate(reader.contents(units), offset)
-                found = [(number, one) for number, one in contents if one is not None]
+                numbers = [(number, content) for number, content in contents if content is not None]
                 passed = len(units)
-            elif wanted.uses_tag_hash:
+            elif requested.uses_tag_hash:
                 units = queue.units(offset, batch.share(queues), wait=False)
                 batch.scan_units -= len(units)
-                found, passed = self._chosen(units, offset, wanted, batch, room)
+                numbers, passed = self._chosen(units, offset, requested, batch, room)
             else:
-                limit = batch.can_read(wanted.cost)
+                limit = batch.can_read(requested.cost)
                 units = queue.units(offset, limit, wait=False) if limit else []
-                found, passed = self._looked_through(units, offset, wanted, batch, room)
+                numbers, passed = self._looked_through(units, offset, requested, batch, room)
         except ColdRead:
             batch.bytes_left, reader.expired = left, expired
             raise
-        if len(found) < passed:
+        if len(numbers) < passed:
             expired = reader.expired - expired
-            unwanted = passed - len(found) - expired
+            unwanted = passed - len(numbers) - expired
             progress.filtered += unwanted
             progress.expired += expired
-            self.metrics.passed_over(0 if wanted.matches_all else unwanted, expired)
-        if found:
-            batch.position = units[found[-1][0] - offset].position
-            self._deliver(want, topic, queue_id, found, offset + passed, batch)
+            self.metrics.passed_over(0 if requested.matches_all else unwanted, expired)
+        if numbers:
+            batch.position = units[numbers[-1][0] - offset].position
+            self._deliver(params, topic, queue_id, numbers, offset + passed, batch)
         else:
             progress.skip_to(offset + passed)
 
     def _chosen(
-        self, units: list[QueueUnit], offset: int, wanted: MessageFilter, batch: PopBatch, room: int
+        self,
+        units: list[QueueUnit],
+        offset: int,
+        requested: MessageFilter,
+        batch: PopBatch,
+        room: int,
     ) -> tuple[list[tuple[int, DeliveryContent]], int]:
         """Messages chosen by their units and then read, and how many units were passed in all."""
-        taken, passed = batch.choose(units, offset, wanted, room)
+        taken, passed = batch.choose(units, offset, requested, room)
         reader = self._store.reader
         read = reader.read([unit for _, unit in taken], wait=False) if taken else []
-        found = [
+        offsets = [
             (offset, content_of(message))
             for (offset, _), message in zip(taken, read, strict=True)
             if not isinstance(message, DamagedMessage)
-            and wanted.accepts(message)
+            and requested.accepts(message)
             and not reader.is_expired(message)
         ]
-        return found, passed
+        return offsets, passed
 
     def _looked_through(
-        self, units: list[QueueUnit], offset: int, wanted: MessageFilter, batch: PopBatch, room: int
+        self,
+        units: list[QueueUnit],
+        offset: int,
+        requested: MessageFilter,
+        batch: PopBatch,
+        room: int,
     ) -> tuple[list[tuple[int, DeliveryContent]], int]:
         """Messages read and then chosen by their content, and how many were passed in all."""
-        units = batch.units_to_read(units, wanted.cost)
-        found: list[tuple[int, DeliveryContent]] = []
+        units = batch.units_to_read(units, requested.cost)
+        offsets: list[tuple[int, DeliveryContent]] = []
         read = self._store.reader.read(units, wait=False)
         for passed, message in enumerate(read):
-            if isinstance(message, DamagedMessage) or not wanted.accepts(message):
+            if isinstance(message, DamagedMessage) or not requested.accepts(message):
                 continue
             if self._store.reader.is_expired(message):
                 continue
-            first = not (found or batch.deliveries.count)
-            if len(found) == room or (message.header.size > batch.bytes_left and not first):
-                return found, passed
+            first = not (offsets or batch.deliveries.count)
+            if len(offsets) == room or (message.header.size > batch.bytes_left and not first):
+                return offsets, passed
             batch.bytes_left -= message.header.size
-            found.append((offset + passed, content_of(message)))
-        return found, len(units)
+            offsets.append((offset + passed, content_of(message)))
+        return offsets, len(units)
 
     def in_flight_room(self, progress: QueueProgress, batch: PopBatch) -> int:
         """How many messages may be handed out, of a queue that has some: without room for any the
@@ -335,24 +343,24 @@ class PopService:
 
     def _deliver(
         self,
-        want: PopParams,
+        params: PopParams,
         topic: TopicConfig,
         queue_id: int,
-        found: list[tuple[int, DeliveryContent]],
+        contents: list[tuple[int, DeliveryContent]],
         end: int,
         batch: PopBatch,
     ) -> None:
         """Check points of at most 64 offsets each, and their deliveries; read up to `end`."""
-        while found:
-            beyond = found[0][0] + MEMBER_LIMIT
-            count = bisect_left(found, beyond, key=itemgetter(0))
-            group, found = found[:count], found[count:]
-            following = found[0][0] if found else end
-            self._hand_out(want, topic, queue_id, group, following, batch)
+        while contents:
+            beyond = contents[0][0] + MEMBER_LIMIT
+            count = bisect_left(contents, beyond, key=itemgetter(0))
+            group, contents = contents[:count], contents[count:]
+            following = contents[0][0] if contents else end
+            self._hand_out(params, topic, queue_id, group, following, batch)
 
     def _hand_out(
         self,
-        want: PopParams,
+        params: PopParams,
         topic: TopicConfig,
         queue_id: int,
         group: list[tuple[int, DeliveryContent]],
@@ -364,39 +372,40 @@ class PopService:
         members = (1 << len(group)) - 1
         if group[-1][0] - start >= len(group):  # with gaps
             members = sum(1 << (offset - start) for offset, _ in group)
-        record = ReviveRecord(
-            ReviveKind.CHECK_POINT,
+        record = CheckPointRecord(
             self._store.epoch,
             self.next_sequence(),
             members,
             start_offset=start,
             topic_id=topic.id,
-            group_id=want.group.id,
+            group_id=params.group.id,
             queue_id=queue_id,
-            link=next_offset,
-            revive_at_ms=self._store.log_ms() + want.invisible_ms,
-            client=want.client,
-            flags=AUTO_RENEW | PUSH if want.auto_renew else 0,
+            attempt_id=0,
+            next_offset=next_offset,
+            revive_at_ms=self._store.log_ms() + params.invisible_ms,
+            client=params.client,
+            flags=AUTO_RENEW | PUSH if params.auto_renew else 0,
         )
-        if want.group.buffered and self._buffer.accepts(want.invisible_ms):
+        if params.group.buffered and self._buffer.accepts(params.invisible_ms):
             self._buffer.open(record)
         else:
-            self._buffer.write_queue((want.group.id, topic.id, queue_id))
+            self._buffer.write_queue((params.group.id, topic.id, queue_id))
             put_revive(self._store, self._table, record)
         self.deliver(batch.deliveries, record, group, {})
 
     def deliver(
         self,
         deliveries: PopReplyBuilder,
-        check_point: ReviveRecord,
+        check_point: CheckPointRecord | PopCheckPoint,
         messages: list[tuple[int, DeliveryContent]],
         attempts: Mapping[int, int],
     ) -> None:
         """Members as their consumer sees them, with their handles; `attempts` counts those that
         ended where the message stands."""
+        key = self._registry.signing_keys.newest
         for attempt, some in _by_attempt(messages, attempts):
             signed = sign_check_point(
-                self._registry.receipt_key,
+                key.secret,
                 self._broker,
                 check_point.topic_id,
                 check_point.group_id,
@@ -404,6 +413,7 @@ class PopService:
                 attempt,
                 check_point.epoch,
                 check_point.sequence,
+                key.id,
             )
             start = check_point.start_offset
             handle, tails = encode_members(signed, [(at, at - start) for at, _ in some])

@@ -32,9 +32,9 @@ class PriorityOrder:
         count += 1
         if count >= self._every:
             count = 0
-            found = [queue for queue in falling if waiting(queue)][1:]
-            if found:
-                last = next((queue for queue in found if queue < last), found[0])
+            found_queues = [queue for queue in falling if waiting(queue)][1:]
+            if found_queues:
+                last = next((queue for queue in found_queues if queue < last), found_queues[0])
                 falling.remove(last)
                 falling.insert(0, last)
         self._turns[place] = (count, last)

@@ -5,18 +5,15 @@ the member that it ends, so it is written once whatever crashes, and there is no
 revive log to fall behind.  Messages of FIFO groups come back in place, by a record of their own.
 """
 
-from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer, put_revive
-from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.client_liveness import ClientLiveness
-from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.check_point_buffer import put_revive
+from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     FIFO,
     PUSH,
-    UNCOUNTED,
+    EndRecord,
     PopCheckPoint,
     ReviveKind,
-    ReviveRecord,
     member_bits,
 )
 from popmq.broker.log.message_reader import DamagedMessage
@@ -25,7 +22,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
-from popmq.common.record.message import DeadReason, RevivalToken, StoredMessage
+from popmq.common.record.message import DeadReason, EndedDelivery, RevivalToken, StoredMessage
 from popmq.common.record.message_deadline import without_deadline
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
@@ -35,21 +32,13 @@ _STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes 
 
 
 class ReviveService:
-    def __init__(
-        self,
-        store: MessageStore,
-        registry: Registry,
-        table: CheckPointTable,
-        buffer: CheckPointBuffer,
-        bodies: InFlightBodies,
-        liveness: ClientLiveness,
-    ) -> None:
+    def __init__(self, store: MessageStore, registry: Registry, deliveries: Deliveries) -> None:
         self._store = store
         self._registry = registry
-        self._table = table
-        self._buffer = buffer
-        self._bodies = bodies
-        self._liveness = liveness
+        self._table = deliveries.table
+        self._buffer = deliveries.buffer
+        self._bodies = deliveries.bodies
+        self._liveness = deliveries.liveness
         self.renewed = 0
         self.retried = 0
         self.returned = 0
@@ -57,7 +46,7 @@ class ReviveService:
         self.lost = 0
         self._warming = False
 
-    def step(self, limit: int = 256) -> int:
+    def step(self, limit: int = 96) -> int:
         """Revive about `limit` messages that are due; returns how many."""
         now_ms = self._store.log_ms()
         revived = 0
@@ -75,7 +64,7 @@ class ReviveService:
                 self.renewed += 1
             else:
                 revived += self._revive(ck, limit - revived)
-        self._table.outcomes.forget(now_ms)
+        self._table.forget_ended(now_ms)
         self._liveness.forget(now_ms)
         return revived
 
@@ -113,6 +102,7 @@ class ReviveService:
         return bool(
             ck.flags & AUTO_RENEW
             and not ck.rolled_back
+            and (ck.repeated or not ck.doubted)
             and now_ms - ck.popped_at_ms < RENEW_LIMIT_MS
             and self._liveness.is_alive(ck.client, now_ms)
         )
@@ -159,7 +149,7 @@ class ReviveService:
     def _give_up(self, ck: PopCheckPoint, member: int) -> None:
         """The body cannot be read: say so in the log, so that the queue's offset moves on."""
         self.lost += 1
-        lost = ReviveRecord(ReviveKind.LOST, ck.epoch, ck.sequence, 1 << member)
+        lost = EndRecord(ReviveKind.LOST, *ck.key, 1 << member)
         put_revive(self._store, self._table, lost)
 
     def _revive_one(
@@ -186,9 +176,7 @@ class ReviveService:
         popped_at_ms = 0 if ck.rolled_back else delivered.popped_at_ms
         token = RevivalToken(
             dead,
-            member,
-            ck.epoch,
-            ck.sequence,
+            EndedDelivery(*ck.key, member),
             origin.topic_id if origin else ck.topic_id,
             origin.queue_id if origin else ck.queue_id,
             origin.queue_offset if origin else ck.offset_of(member),
@@ -217,8 +205,7 @@ class ReviveService:
     def _return(self, ck: PopCheckPoint, member: int) -> None:
         """Order is kept in place: the message waits where it is for its next attempt."""
         self.returned += 1
-        flags = UNCOUNTED if ck.rolled_back else 0
-        record = ReviveRecord(ReviveKind.RETURNED, ck.epoch, ck.sequence, 1 << member, flags=flags)
+        record = EndRecord(ReviveKind.RETURNED, *ck.key, 1 << member, counted=not ck.rolled_back)
         put_revive(self._store, self._table, record)
 
     def _target(self, topic: TopicConfig, group: SubscriptionGroup, *, dead: bool) -> TopicConfig:

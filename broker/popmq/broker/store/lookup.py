@@ -141,8 +141,8 @@ class Lookup:
         wait: bool = True,
     ) -> LookupResult:
         """With no limit on messages they come without what takes room."""
-        wanted = (kind, name.encode())
-        candidates = self._index.find(topic_id, *wanted, begin_ms=begin_ms, end_ms=end_ms)
+        requested = (kind, name.encode())
+        candidates = self._index.find(topic_id, *requested, begin_ms=begin_ms, end_ms=end_ms)
         findings = LookupResult()
         size = 0
         seen: set[tuple[int, int]] = set()
@@ -152,7 +152,7 @@ class Lookup:
                 continue
             place = (header.queue_id, header.queue_offset)
             # One that retention moved stands twice in the log for a while; the newer counts.
-            if place in seen or wanted not in names_in(message.properties):
+            if place in seen or requested not in names_in(message.properties):
                 continue
             seen.add(place)
             if limit is None:

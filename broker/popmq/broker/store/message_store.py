@@ -358,6 +358,10 @@ class MessageStore:
         """Everything below this position is durable where it has to be, and in the queues."""
         return self._commit.confirmed
 
+    def record_bytes(self, position: int, size: int) -> bytes:
+        """The log's bytes there, fewer at its end; ColdRead if they are not in memory."""
+        return self._log.read_warm(position, size)
+
     @property
     def durable(self) -> int:
         """Everything below this position is on this disk."""
@@ -433,12 +437,12 @@ class MessageStore:
         self._appended(size)
         return queue_offset
 
-    def put_copies(self, copies: Sequence[MessageCopy], stamp: Stamp) -> list[int]:
-        """`put_message` of many in one step; returns their positions."""
+    def put_copies(self, copies: Sequence[MessageCopy], stamp: Stamp) -> list[PendingUnit]:
+        """`put_message` of many in one step; returns where they are."""
         log, index, confirmed = self._log, self.index, self._commit.confirmed
-        positions, size = put_copies(log, self.dispatch, index, copies, stamp, confirmed)
-        self._appended(size, records=len(positions))
-        return positions
+        units, size = put_copies(log, self.dispatch, index, copies, stamp, confirmed)
+        self._appended(size, records=len(units))
+        return units
 
     def relocate(self, body: LiveBody) -> None:
         """Append a live body again at the tail, under its old identity (retention).
@@ -501,7 +505,7 @@ class MessageStore:
             return 0
         now_ms = self._clock.boot_ms()
         done = self.guard.step(now_ms)
-        done += self._index_keeper.step(now_ms=now_ms, wanted=self.snapshots.wanted_checkpoint)
+        done += self._index_keeper.step(now_ms=now_ms, requested=self.snapshots.wanted_checkpoint)
         self.guard.index_blocked = self._index_keeper.blocked
         safe = min(self.confirmed, self.checkpoints.position)
         if self.slave is not None:

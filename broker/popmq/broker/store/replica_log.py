@@ -53,9 +53,9 @@ class ReplicaLog:
             return None
         until = log.segment_end(position)
         if log.tail is not None:
-            found = log.tail.read(position, limit, until)
-            if found is not None:
-                return found
+            tail = log.tail.read(position, limit, until)
+            if tail is not None:
+                return tail
         if position >= durable:
             return b""  # on its way to the disk, or nothing at all
         most = min(until, durable) - position

@@ -91,7 +91,8 @@ class SlaveApplier:
         self.passed.begin(head)
         self.unpublished = True
         self._dispatch.rebuilding = True
-        self._dispatch.log_starts_at(start)
+        for _ in self._dispatch.log_starts_at(start):
+            pass  # it has no queues yet
         self._dispatch.position = start
         self._index.close()
         self._index.load(start)
@@ -134,7 +135,7 @@ class SlaveApplier:
 
     def newest(self, end: int) -> RecoveryResult:
         """Epoch and times of the newest record below `end`, all of it durable."""
-        found = replace(self.passed)
+        recovery_result = replace(self.passed)
         at = self.applied
         while at < end:
             header = self._log.record_at(at)
@@ -144,9 +145,9 @@ class SlaveApplier:
                     "run `popmq doctor`"
                 )
             if header.kind != RecordKind.PADDING:
-                found.passed(header)
+                recovery_result.passed(header)
             at = self._log.position_after(header.end)
-        return found
+        return recovery_result
 
     # -- inside
 

@@ -56,11 +56,6 @@ class SlaveStore:
         """Everything below this position is in the tables."""
         return self.apply.applied
 
-    @property
-    def has_caught_up(self) -> bool:
-        """Whether the tables are where they may be."""
-        return self.applied >= self.apply.bound
-
     def append_block(self, position: int, data: bytes) -> LogBlock:
         """Take a master's records at this log's end (`ReplicaLog.append_block`).
 
@@ -136,7 +131,7 @@ class SlaveStore:
             case RecordKind.SNAPSHOT_MARK:
                 self._snapshots.start_at(self.head())
             case RecordKind.STATE_HASH:
-                said = StateHash.decode(body)
-                self.hashes.add_masters(said.position, said.hash, record.header.epoch)
+                state_hash = StateHash.decode(body)
+                self.hashes.add_masters(state_hash.position, state_hash.hash, record.header.epoch)
             case RecordKind.LOG_START:
                 self._starts_at = max(self._starts_at, LogStart.decode(body).position)

@@ -99,14 +99,14 @@ class DueTimers:
         done = 0
         while done < limit:
             if not self._units:
-                found = next(self._chain, None)
-                if found is None:
+                units = next(self._chain, None)
+                if units is None:
                     self._chain = None
                     self.ready_until = self.loaded_until
                     self._to_touch.sort(reverse=True)
                     done += 1  # the next slot may be near, too
                     break
-                self._units = list(found)
+                self._units = list(units)
             done += self._take_units(limit - done)
         return done
 
@@ -124,20 +124,20 @@ class DueTimers:
 
         Late ones and those of the wheel are never in one batch: each has its own cursor.
         """
-        found: list[DueTimer] = []
+        timers: list[DueTimer] = []
         first = self._first_due(now_ms)
-        while self._late and len(found) < limit:
+        while self._late and len(timers) < limit:
             due_ms, identity = self._late[0]
             timer = self._state.late.get(identity)
-            if timer is None or (found and found[-1].identity == identity):
+            if timer is None or (timers and timers[-1].identity == identity):
                 heappop(self._late)
                 continue
             if due_ms > now_ms or (first is not None and first < due_ms):
                 break
             heappop(self._late)
             unit = QueueUnit(timer.position, timer.size, 0)
-            found.append(DueTimer(due_ms, identity, unit, timer.topic_id, True))
-        return found or self._take_of_wheel(now_ms, limit)
+            timers.append(DueTimer(due_ms, identity, unit, timer.topic_id, True))
+        return timers or self._take_of_wheel(now_ms, limit)
 
     def put_back(self, batch: list[DueTimer]) -> None:
         for due in batch:
@@ -185,7 +185,7 @@ class DueTimers:
         return None
 
     def _take_of_wheel(self, now_ms: int, limit: int) -> list[DueTimer]:
-        found: list[DueTimer] = []
+        timers: list[DueTimer] = []
         heap, moved, is_cancelled = self._heap, self._moved, self._state.is_cancelled
         over = self._state.cursor
         end = min(now_ms + 1, self.ready_until) << (_IDENTITY_BITS + _REST_BITS)
@@ -198,8 +198,8 @@ class DueTimers:
                 limit -= 1
                 size = key >> _SIZE_BITS & _32_MASK
                 unit = moved.get(identity) or _new(QueueUnit, (identity, size, 0))
-                found.append(_new(DueTimer, (due_ms, identity, unit, topic_id, False)))
-        return found
+                timers.append(_new(DueTimer, (due_ms, identity, unit, topic_id, False)))
+        return timers
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:
         """Begin with the next slot if it is time; else what has no units needs no loading."""

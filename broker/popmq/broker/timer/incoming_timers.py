@@ -42,21 +42,23 @@ class IncomingTimers(SnapshotTable):
     def has_taken(self, origin: int, move: int) -> bool:
         return move <= self._newest.get(origin, 0)
 
-    def store_migrated(self, origin: int, one: IncomingTimer) -> None:
+    def store_migrated(self, origin: int, timer: IncomingTimer) -> None:
         """Store it if it is not here; whoever asks waits for the store's end.
 
         TooManyRequests: it is not here, nor will be before somebody asks again.
         """
-        if self.has_taken(origin, one.move):
+        if self.has_taken(origin, timer.move):
             return
         if origin not in self._newest and len(self._newest) >= ORIGIN_LIMIT:
             raise TooManyRequests(
                 f"timers of {ORIGIN_LIMIT} masters of broker groups that are drained came here, "
                 "which is the limit"
             )
-        token = TimerToken(one.topic_id, one.queue_id, one.tag_hash, taken=(origin, one.move))
-        self._admission.take(one.head, one.properties, one.due_ms, token)
-        self.apply(origin, one.move)
+        token = TimerToken(
+            timer.topic_id, timer.queue_id, timer.tag_hash, taken=(origin, timer.move)
+        )
+        self._admission.take(timer.head, timer.properties, timer.due_ms, token)
+        self.apply(origin, timer.move)
         self.taken += 1
 
     def apply(self, origin: int, move: int) -> None:

@@ -82,9 +82,9 @@ class OutgoingTimers(SnapshotTable):
         """`end` is that of its record."""
         self.target, self.first, self._end = departure.target, departure.first, end
         self.origin = departure.origin
-        self._leaving = {one.identity: one for one in departure.timers}
-        for one in departure.timers:
-            self._state.migrate(one.due_ms, one.identity, one.topic_id)
+        self._leaving = {entry.identity: entry for entry in departure.timers}
+        for timer in departure.timers:
+            self._state.migrate(timer.due_ms, timer.identity, timer.topic_id)
 
     def apply_settled(self, settled: TimerMigrationDone) -> None:
         self.moved += len(self._leaving)
@@ -95,9 +95,9 @@ class OutgoingTimers(SnapshotTable):
 
     def apply_moved_body(self, identity: int, position: int, size: int) -> None:
         """Retention appended the timer's message again."""
-        one = self._leaving.get(identity)
-        if one is not None:
-            self._leaving[identity] = one._replace(position=position, size=size)
+        timer = self._leaving.get(identity)
+        if timer is not None:
+            self._leaving[identity] = timer._replace(position=position, size=size)
 
     # -- snapshots (persistence/snapshot.py)
 
@@ -127,7 +127,7 @@ class OutgoingTimers(SnapshotTable):
             else:
                 batch = TimerMigrationBatch.decode(value)
                 self.target, self.origin = batch.target, batch.origin
-                self._leaving = {one.identity: one for one in batch.timers}
+                self._leaving = {timer.identity: timer for timer in batch.timers}
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.protocol.messaging_payloads import PutEntry
+from popmq.common.quantities import format_duration, iso_time
 from popmq.common.record.message import Stamp
 from popmq.common.record.timer_token import TimerToken
 from popmq.common.settings.settings import TimerSettings
@@ -64,8 +65,8 @@ class TimerAdmission:
         if due_ms - now_ms > limit_ms:
             raise Refused(
                 Code.ILLEGAL_DELIVERY_TIME,
-                f"a delay of {due_ms - now_ms} ms is over the limit of {limit_ms} ms "
-                "(timer.max_delay_ms)",
+                f"{iso_time(due_ms)} lies {format_duration(due_ms - now_ms)} ahead, over the limit "
+                f"of {format_duration(limit_ms)} (timer.max_delay_ms)",
             )
 
     def put(

@@ -178,8 +178,8 @@ class TimerCountAudit:
         return 1
 
     def _take(self, count: TimerCount, to_read: list[tuple[int, QueueUnit]]) -> None:
-        found = self._store.reader.read([unit for _, unit in to_read], wait=False)
-        for (offset, unit), message in zip(to_read, found, strict=True):
+        messages = self._store.reader.read([unit for _, unit in to_read], wait=False)
+        for (offset, unit), message in zip(to_read, messages, strict=True):
             entry = entry_of(offset, unit, message)
             timer = entry.timer
             if timer is not None and self._state.is_pending(*timer.key, offset, moved=entry.moved):
@@ -189,11 +189,11 @@ class TimerCountAudit:
         self._count = None
         self._state.watch = None
         self.done += 1
-        known, found = self._state.pending, count.by_topic
+        known, pending_counts = self._state.pending, count.by_topic
         wrong = sorted(
             topic_id
-            for topic_id in known.keys() | found.keys()
-            if known.get(topic_id, 0) != found.get(topic_id, 0)
+            for topic_id in known.keys() | pending_counts.keys()
+            if known.get(topic_id, 0) != pending_counts.get(topic_id, 0)
         )
         self.mismatches += len(wrong)
         if not wrong:
@@ -203,7 +203,7 @@ class TimerCountAudit:
             "pending timers were counted wrongly", extra={"topics": len(wrong), "mended": mends}
         )
         for topic_id in wrong if mends else ():
-            self.mend(TimerRecount(topic_id, found.get(topic_id, 0)))
+            self.mend(TimerRecount(topic_id, pending_counts.get(topic_id, 0)))
 
     def mend(self, record: TimerRecount) -> None:
         """Write and apply a count."""

@@ -90,9 +90,11 @@ class TimerFiles:
         Sets `rebuilt`, `last_unit` and `checkpoint`.  OSError when the disk fails or is full,
         StoreDamaged when a file lies in the log's folder that is no segment.
         """
-        self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerFilesCheckPoint()
-        fresh = not (found.counter or self.log.names() or self.wheel.file.exists())
-        recovered = recover(self.wheel, self.log, found)
+        self.checkpoint = check_point = (
+            read_checkpoint(self._disk, self._path) or TimerFilesCheckPoint()
+        )
+        fresh = not (check_point.counter or self.log.names() or self.wheel.file.exists())
+        recovered = recover(self.wheel, self.log, check_point)
         if recovered is None:
             self.log.close()
             self.wheel.file.close()
@@ -105,12 +107,12 @@ class TimerFiles:
                 logger.warning("timer files begun anew", extra={"folder": self._path})
             return
         self.last_unit, self.newest_position = recovered.last_unit, recovered.newest_position
-        self.early_ms = max(found.early_ms, recovered.early_ms)
-        self.log.write_again(found.log_position)
-        self.log.synced = found.log_position
+        self.early_ms = max(check_point.early_ms, recovered.early_ms)
+        self.log.write_again(check_point.log_position)
+        self.log.synced = check_point.log_position
         files, taken = self.log.flush(), self.wheel.take_dirty()
-        made = replace(found, log_position=self.log.end, early_ms=self.early_ms)
-        self._write(files, taken, made)
+        new_check_point = replace(check_point, log_position=self.log.end, early_ms=self.early_ms)
+        self._write(files, taken, new_check_point)
         self._flushed()
 
     def reset(self, *, turned_ms: int | None = None) -> None:
@@ -198,8 +200,8 @@ class TimerFiles:
         if now_ms < self._flush_due_ms and (self.blocked or not self.full):
             return 0
         self._flush_due_ms = now_ms + self._settings.flush_ms
-        found = cursors()
-        if not self._is_due(found, now_ms):
+        passed = cursors()
+        if not self._is_due(passed, now_ms):
             return 0
         try:
             files = self.log.flush()
@@ -210,13 +212,13 @@ class TimerFiles:
         self._running = True
         replaced = self._replaced
         self._replaced, self._replacing = None, replaced
-        taken, made = self.wheel.take_dirty(), self._vouched(found)
+        taken, check_point = self.wheel.take_dirty(), self._vouched(passed)
 
         def work() -> None:
             try:
                 if replaced is not None:
                     self._begin_anew(replaced)
-                self._write(files, taken, made)
+                self._write(files, taken, check_point)
             except OSError as error:
                 self._failed = error  # a stop may come before `_done`
                 raise
@@ -272,7 +274,7 @@ class TimerFiles:
         self,
         files: Sequence[Syncable],
         taken: Mapping[int, SlotFields | None],
-        made: TimerFilesCheckPoint,
+        check_point: TimerFilesCheckPoint,
     ) -> None:
         """The documented order; the log was written. On the flusher while the broker runs."""
         for file in files:
@@ -281,13 +283,13 @@ class TimerFiles:
             if taken:
                 self.wheel.file.write(taken)
                 self.wheel.file.sync()
-            self._write_checkpoint(made)
+            self._write_checkpoint(check_point)
 
-    def _write_checkpoint(self, made: TimerFilesCheckPoint) -> None:
+    def _write_checkpoint(self, check_point: TimerFilesCheckPoint) -> None:
         """Over the older copy, so that the newest durable one stays until this one is."""
-        made = replace(made, counter=self.checkpoint.counter + 1)
-        write_checkpoint(self._disk, self._path, made)
-        self.checkpoint = made
+        check_point = replace(check_point, counter=self.checkpoint.counter + 1)
+        write_checkpoint(self._disk, self._path, check_point)
+        self.checkpoint = check_point
 
     def _begin_anew(self, replaced: list[SegmentFile]) -> None:
         """No wheel: from here on a crash begins anew; and the wheel comes last."""
@@ -296,9 +298,11 @@ class TimerFiles:
             while replaced:
                 replaced[0].delete()
                 del replaced[0]
-            made = TimerFilesCheckPoint(last_read_ms=self._over_ms(), epoch=self.checkpoint.epoch)
+            check_point = TimerFilesCheckPoint(
+                last_read_ms=self._over_ms(), epoch=self.checkpoint.epoch
+            )
             for _ in range(2):  # over both copies: should one be damaged, the other counts
-                self._write_checkpoint(made)
+                self._write_checkpoint(check_point)
             self.wheel.file.begin()
 
     def _done(self, error: BaseException | None) -> None:

@@ -125,11 +125,11 @@ class TimerForecast:
         if self._running is None:
             counts = DueCounts(self._wall_ms(), self._settings, self._state)
             self._running = counts, self._scan()
-        found, scan = self._running
+        due_counts, scan = self._running
         try:
-            if not found.add_slots(scan):
-                found.add_timers(self._beside())
-                self._known, self._running = found.counts, None
+            if not due_counts.add_slots(scan):
+                due_counts.add_timers(self._beside())
+                self._known, self._running = due_counts.counts, None
         except ColdRead as cold:
             self._cold.warm(cold)
             return 0

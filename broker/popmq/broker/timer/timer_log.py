@@ -255,8 +255,8 @@ class TimerLog:
 
         Raises ColdRead: call again.
         """
-        found: list[TimerUnit] = []
-        while len(found) < limit and position > self.start:
+        units: list[TimerUnit] = []
+        while len(units) < limit and position > self.start:
             before = position - 1
             blank = before - before % self._segment_bytes + self._blank_at
             before = min(before, blank - 1)
@@ -264,7 +264,7 @@ class TimerLog:
             try:
                 data, offset = self.bytes_at(before, wait=False)
             except ColdRead:
-                if found:
+                if units:
                     break
                 begin, end = self._piece(before, _MOST_BYTES)
                 raise ColdRead(partial(self._from_files, begin, end - begin, True)) from None
@@ -273,8 +273,8 @@ class TimerLog:
             for at in range(before, position - 1, -UNIT_SIZE):
                 unit = intact_unit(data, at - begin, at, self._slot_ms)
                 if unit is not None:
-                    found.append(unit)
-        return found, position
+                    units.append(unit)
+        return units, position
 
     # -- recovery and cleaning
 
@@ -368,7 +368,7 @@ class SlotChain:
         """Raises TimerDamaged for a chain that is not the slot's, and ColdRead."""
         if self._left == 0:
             raise StopIteration
-        found: list[TimerUnit] = []
+        units: list[TimerUnit] = []
         log, time_ms, first = self._log, self._slot.time_ms, self._slot.first
         position, left = self._next, self._left
         begin = end = 0  # of the bytes at hand: the unit before is mostly among them
@@ -385,10 +385,10 @@ class SlotChain:
                 or (not left) != (position == first)
             ):
                 raise TimerDamaged(f"the chain of slot {time_ms} breaks at {position}")
-            found.append(unit)
+            units.append(unit)
             position = prev
         self._next, self._left = position, left
-        return found
+        return units
 
     def _bytes_at(self, position: int, left: int) -> tuple[bytes | bytearray, int]:
         try:

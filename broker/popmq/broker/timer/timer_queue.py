@@ -87,10 +87,10 @@ class TimerQueue:
         if recent and recent[0].offset == offset:
             return [recent[at] for at in range(min(limit, len(recent)))]
         units = self.queue.units(offset, limit, wait=wait)
-        found = self._store.reader.read(units, wait=wait)
+        messages = self._store.reader.read(units, wait=wait)
         return [
             entry_of(offset + at, unit, message)
-            for at, (unit, message) in enumerate(zip(units, found, strict=True))
+            for at, (unit, message) in enumerate(zip(units, messages, strict=True))
         ]
 
     def stored_ms(self, offset: int) -> int:

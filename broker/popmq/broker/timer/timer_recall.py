@@ -7,6 +7,8 @@ record it rests on is confirmed: whichever record stands first in the log wins.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.lookup import Lookup
@@ -32,6 +34,10 @@ class StoredTimer(NamedTuple):
     timer: Timer
     message: StoredMessage
     moved: bool
+
+
+_DELIVERY_TIMESTAMP = 11 << 3 | 2  # its tag in definition.proto
+_NO_NANOS = bytes((2 << 3, 0))
 
 
 class TimerMatches(NamedTuple):
@@ -78,14 +84,14 @@ class TimerRecall:
             old for old, new in self._replaced.items() if new.timer.position < confirmed
         ]:
             del self._replaced[identity]
-        found = self._lookup.all_by_id(topics.TIMER_TOPIC_ID, message_id)
+        lookup = self._lookup.all_by_id(topics.TIMER_TOPIC_ID, message_id)
         seen: set[int] = set()
         stored: list[StoredTimer] = []
-        for one in self._stored(found.messages):
-            if topic_id in (None, one.timer.topic_id) and one.timer.identity not in seen:
-                seen.add(one.timer.identity)
-                stored += [*self._replacing(one), one]
-        return TimerMatches(stored, found.incomplete)
+        for timer in self._stored(lookup.messages):
+            if topic_id in (None, timer.timer.topic_id) and timer.timer.identity not in seen:
+                seen.add(timer.timer.identity)
+                stored += [*self._replacing(timer), timer]
+        return TimerMatches(stored, lookup.incomplete)
 
     def _known(self, topic_id: int, message_id: str) -> tuple[list[StoredTimer], list[StoredTimer]]:
         """Its timers that no rescheduling gave another time, and those of them that wait.
@@ -99,13 +105,13 @@ class TimerRecall:
                 f"not all timers of message {message_id!r} were found, so none was changed: "
                 f"{incomplete}",
             )
-        if any(self._departures.is_migrating(one.timer.identity) for one in stored):
+        if any(self._departures.is_migrating(timer.timer.identity) for timer in stored):
             raise Unavailable(
                 f"message {message_id!r} is being moved to broker group "
                 f"{self._departures.target}: try again"
             )
-        found = _not_replaced(stored)
-        return found, [one for one in found if self.is_pending(one)]
+        timers = _not_replaced(stored)
+        return timers, [timer for timer in timers if self.is_pending(timer)]
 
     def _replacing(self, stored: StoredTimer) -> list[StoredTimer]:
         """What took its place one after the other, newest first."""
@@ -117,7 +123,7 @@ class TimerRecall:
 
     def recall(self, topic_id: int, message_id: str) -> RecallResult:
         """Cancel every pending timer of that message id. ColdRead, Refused: nothing was changed."""
-        found, pending = self._known(topic_id, message_id)
+        timers, pending = self._known(topic_id, message_id)
         self._check_room(len(pending))
         for timer, _, _ in pending:
             ending = FiringToken(
@@ -131,9 +137,9 @@ class TimerRecall:
             self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
             self._state.ended(ending)
             self.recalled += 1
-        if pending or self._recalled(found):
+        if pending or self._recalled(timers):
             return RecallResult.DONE
-        return self._over(topic_id, message_id, found)
+        return self._over(topic_id, message_id, timers)
 
     def reschedule(
         self, topic_id: int, message_id: str, new_due_ms: int
@@ -142,10 +148,10 @@ class TimerRecall:
 
         Returns the outcome and the new due time.  ColdRead, Refused: nothing was changed.
         """
-        found, pending = self._known(topic_id, message_id)
+        timers, pending = self._known(topic_id, message_id)
         if not pending:
-            over = self._over(topic_id, message_id, found)
-            return (RecallResult.NOT_FOUND if self._recalled(found) else over), 0
+            over = self._over(topic_id, message_id, timers)
+            return (RecallResult.NOT_FOUND if self._recalled(timers) else over), 0
         now_ms = self._wall_ms()
         due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
         self._admission.check_horizon(due_ms, now_ms)
@@ -160,7 +166,8 @@ class TimerRecall:
                 old.tag_hash,
                 replaces=(timer.due_ms, timer.identity),
             )
-            new = self._queue.append(message.head, message.properties, due_ms, token)
+            properties = message.properties + _delivery_time(due_ms)
+            new = self._queue.append(message.head, properties, due_ms, token)
             self._replaced[timer.identity] = StoredTimer(
                 new, message._replace(any_token=token), moved=False
             )
@@ -179,28 +186,28 @@ class TimerRecall:
         read = iter(self._store.reader.read(units, wait=False))
         whole = []
         for timer, message, _ in pending:
-            found = next(read) if timer.position < self._store.confirmed else message
-            if isinstance(found, DamagedMessage):
+            intact = next(read) if timer.position < self._store.confirmed else message
+            if isinstance(intact, DamagedMessage):
                 raise Refused(
                     Code.INTERNAL_ERROR,
                     f"the message at position {timer.position} cannot be read: it is damaged",
                 )
-            whole.append((timer, found))
+            whole.append((timer, intact))
         return whole
 
     def is_pending(self, stored: StoredTimer) -> bool:
         timer = stored.timer
         return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
 
-    def _recalled(self, found: list[StoredTimer]) -> bool:
+    def _recalled(self, timers: list[StoredTimer]) -> bool:
         """The newest one counts: those before it are cancelled too where it took their place.
 
         What became of one that is with another broker group, that one knows.
         """
-        newest = found[0].timer.identity if found else -1
+        newest = timers[0].timer.identity if timers else -1
         return self._state.is_cancelled(newest) and not self._state.is_migrated(newest)
 
-    def _over(self, topic_id: int, message_id: str, found: list[StoredTimer]) -> RecallResult:
+    def _over(self, topic_id: int, message_id: str, timers: list[StoredTimer]) -> RecallResult:
         """It is visible, or nothing is known of it.
 
         What was recalled is remembered for a while behind its due time, so within that time
@@ -209,13 +216,16 @@ class TimerRecall:
         """
         remembered_ms = self._state.cursor[0] - KEEP_CANCELLED_MS
         if any(
-            (one.timer.due_ms >= remembered_ms and not self._state.is_cancelled(one.timer.identity))
-            or self._is_firing(one.timer.identity)
-            for one in found
+            (
+                timer.timer.due_ms >= remembered_ms
+                and not self._state.is_cancelled(timer.timer.identity)
+            )
+            or self._is_firing(timer.timer.identity)
+            for timer in timers
         ):
             return RecallResult.ALREADY_VISIBLE
         copies = self._lookup.by_id(topic_id, message_id, wait=False).messages
-        fired = any(isinstance(one.any_token, FiringToken) for one in copies)
+        fired = any(isinstance(message.any_token, FiringToken) for message in copies)
         return RecallResult.ALREADY_VISIBLE if fired else RecallResult.NOT_FOUND
 
     def _check_room(self, more: int) -> None:
@@ -235,12 +245,23 @@ class TimerRecall:
                 yield StoredTimer(entry.timer, message, entry.moved)
 
 
-def _not_replaced(found: list[StoredTimer]) -> list[StoredTimer]:
+def _not_replaced(timers: list[StoredTimer]) -> list[StoredTimer]:
     """Those that no rescheduling gave another time: what became of the others says nothing."""
-    tokens = [one.message.any_token for one in found]
+    tokens = [timer.message.any_token for timer in timers]
     replaced = {
         token.replaces[1]
         for token in tokens
         if isinstance(token, TimerToken) and token.replaces is not None
     }
-    return [one for one in found if one.timer.identity not in replaced]
+    return [timer for timer in timers if timer.timer.identity not in replaced]
+
+
+def _delivery_time(due_ms: int) -> bytes:
+    """SystemProperties{delivery_timestamp}, which takes the place of one before it.
+
+    Parsers merge the two: nanos are written also when they are 0.
+    """
+    time = Timestamp()
+    time.FromMilliseconds(due_ms)
+    content = _NO_NANOS + time.SerializeToString()
+    return bytes((_DELIVERY_TIMESTAMP, len(content))) + content

@@ -29,16 +29,16 @@ def recover(
     if not wheel.load() or not log.load():
         return None
     try:
-        found = _revise(wheel, log, checkpoint)
+        files_recovery = _revise(wheel, log, checkpoint)
         if log.scanned < checkpoint.log_position:
             return None  # rolled units, too, may be lost, and no record comes again for them
         log.cut(log.scanned)
-        if wheel.highest >= log.end and (found.overtaken or not _mend_slots(wheel, log)):
+        if wheel.highest >= log.end and (files_recovery.overtaken or not _mend_slots(wheel, log)):
             return None  # the unit that stood for one that was overtaken may be cut
     except TimerDamaged:
         return None
     log.find_latest()
-    return found
+    return files_recovery
 
 
 def _revise(

@@ -50,24 +50,24 @@ class TimerScan:
 
         Raises ColdRead: call again.  Refused where the wheel is damaged: it is made anew then.
         """
-        found: list[Slot] = []
+        slots: list[Slot] = []
         try:
             every = self._files.wheel.occupied(self.at_ms, self._to_ms, wait=False)
             for slot in islice(every, _SLOTS_A_PIECE):
-                found.append(slot)
+                slots.append(slot)
                 self.at_ms = slot.time_ms + self._slot_ms
         except ColdRead:
-            if not found:
+            if not slots:
                 raise
         except TimerDamaged as damage:
             raise self._refusal(damage) from damage
-        return found
+        return slots
 
     def units(self) -> list[TimerUnit]:
         """The next units, in no order within their slot; none at the end. Raises as `slots`."""
-        found: list[TimerUnit] = []
+        units: list[TimerUnit] = []
         try:
-            while len(found) < _UNITS_A_PIECE:
+            while len(units) < _UNITS_A_PIECE:
                 if self._chain is None and not self._open_next():
                     break
                 assert self._chain is not None, "a slot was opened"
@@ -75,13 +75,13 @@ class TimerScan:
                 if piece is None:
                     self._chain = None
                 else:
-                    found += piece
+                    units += piece
         except ColdRead:
-            if not found:
+            if not units:
                 raise
         except TimerDamaged as damage:
             raise self._refusal(damage) from damage
-        return found
+        return units
 
     def _open_next(self) -> bool:
         slot_ms = self._files.wheel.next_occupied(self.at_ms, self._to_ms, wait=False)

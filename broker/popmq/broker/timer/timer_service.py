@@ -214,7 +214,7 @@ class TimerService:
 
     def is_firing(self, identity: int) -> bool:
         """Whether its firing waits to be confirmed: no lookup finds the message yet."""
-        return any(one == identity for _, one in self._firing)
+        return any(firing == identity for _, firing in self._firing)
 
     def rebuild(self, damage: TimerDamaged) -> None:
         """The wheel is an index: it is made again from the timer queue, beside the traffic."""
@@ -257,7 +257,7 @@ class TimerService:
         limit = min(limit, _FIRINGS_LIMIT - len(self._firing))
         while fired < limit and self._has_room:
             batch = self.due.take(self._wall_ms(), min(_BATCH, limit - fired))
-            units = [one.unit for one in batch]
+            units = [timer.unit for timer in batch]
             if not batch:
                 break
             if max(unit.position for unit in units) >= store.confirmed:
@@ -309,13 +309,15 @@ class TimerService:
             copies.append(_new(MessageCopy, copy))
         if not copies:
             return 0
-        positions = self._store.put_copies(copies, stamp)
+        units = self._store.put_copies(copies, stamp)
         fired = batch[: len(copies)]
-        self._firing += [(at, one.identity) for at, one in zip(positions, fired, strict=True)]
+        self._firing += [
+            (unit.position, timer.identity) for unit, timer in zip(units, fired, strict=True)
+        ]
         self.state.on_fired(fired)
         self.due.ended(fired)
         self.fired += len(fired)
-        for due_ms, times in Counter([one.due_ms for one in fired]).items():
+        for due_ms, times in Counter([timer.due_ms for timer in fired]).items():
             self.lateness.observe(stamp.wall_ms - due_ms, times=times)
         return len(fired)
 
@@ -405,11 +407,11 @@ class TimerService:
     def _clear(self, until_ms: int) -> None:
         at_ms = self._last_read_ms
         while at_ms < until_ms:
-            found = self._files.wheel.next_occupied(at_ms, until_ms, wait=False)
-            if found is None:
+            slot = self._files.wheel.next_occupied(at_ms, until_ms, wait=False)
+            if slot is None:
                 break
-            self._files.wheel.clear(found)
-            at_ms = self._last_read_ms = found + self._slot_ms
+            self._files.wheel.clear(slot)
+            at_ms = self._last_read_ms = slot + self._slot_ms
 
     def _touch(self) -> int:
         """Bodies that are due soon come into memory before they are."""

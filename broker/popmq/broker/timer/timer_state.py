@@ -158,15 +158,15 @@ class TimerState(SnapshotTable):
 
     def on_fired(self, timers: Sequence[FiredTimer]) -> None:
         """`ended` of many that fired, in their order; all of the wheel, or all late."""
-        for topic_id, count in Counter([one.topic_id for one in timers]).items():
+        for topic_id, count in Counter([timer.topic_id for timer in timers]).items():
             self._count_down(topic_id, count)
         if self.watch is not None:
-            for one in timers:
-                self.watch.ended(one.identity, one.topic_id)
+            for timer in timers:
+                self.watch.ended(timer.identity, timer.topic_id)
         last = timers[-1]
         if last.late:
-            for one in timers:
-                self.late.pop(one.identity, None)
+            for timer in timers:
+                self.late.pop(timer.identity, None)
             return
         self.cursor = (last.due_ms, last.identity)
         self._forget_cancelled(last.due_ms - KEEP_CANCELLED_MS)
@@ -195,13 +195,13 @@ class TimerState(SnapshotTable):
         """But for those that are not judged: they would be taken for late ones."""
         kept, by_due = [], self.cancelled_by_due
         while by_due and by_due[0][0] < until_ms:
-            one = heappop(by_due)
-            if one[1] > self._judged_position:
-                kept.append(one)
+            earliest = heappop(by_due)
+            if earliest[1] > self._judged_position:
+                kept.append(earliest)
             else:
-                del self.cancelled[one[1]]
-        for one in kept:
-            heappush(by_due, one)
+                del self.cancelled[earliest[1]]
+        for earliest in kept:
+            heappush(by_due, earliest)
 
     def _count_down(self, topic_id: int, ended: int = 1) -> None:
         left = self.pending.get(topic_id, 0) - ended
@@ -214,7 +214,7 @@ class TimerState(SnapshotTable):
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         head = [_HEAD.pack(1, *self.cursor, self.classified, self._judged_position)]
-        head += [_PENDING.pack(2, *one) for one in self.pending.items()]
+        head += [_PENDING.pack(2, *pending) for pending in self.pending.items()]
         late, cancelled = list(self.late.values()), list(self.cancelled.items())
         return chain(
             iter([(b"".join(head), sum(map(entry_hash, head)))]),

@@ -171,7 +171,7 @@ class TimerWheel:
 
     def find_newest(self) -> None:
         """Slots were emptied that no unit is in any more: the latest may have been one of them."""
-        self._newest = max((one.time_ms // self._slot_ms for one in self.every()), default=0)
+        self._newest = max((slot.time_ms // self._slot_ms for slot in self.every()), default=0)
 
     def every(self) -> Iterator[Slot]:
         """All slots that are not empty, of whatever lap; the caller may change the one it has."""
@@ -295,9 +295,9 @@ class WheelFile:
     def slots(self) -> Iterator[tuple[int, SlotFields]]:
         """Index and content of every slot that is not empty. Raises TimerDamaged."""
         file, end = self._opened(), self._slots * SLOT_SIZE
-        found = skip_unwritten(file, 0)
-        while found is not None and found < end:
-            start = found - found % _PAGE_BYTES
+        result = skip_unwritten(file, 0)
+        while result is not None and result < end:
+            start = result - result % _PAGE_BYTES
             data = file.read(min(_PIECE_BYTES, end - start), start)
             for page in range(0, len(data), _PAGE_BYTES):
                 if data[page : page + _PAGE_BYTES] == _EMPTY_PAGE:
@@ -306,7 +306,7 @@ class WheelFile:
                     if data[at : at + SLOT_SIZE] != _EMPTY_SLOT:
                         index = (start + at) // SLOT_SIZE
                         yield index, self._intact(data, at, index)
-            found = skip_unwritten(file, start + len(data)) if data else None
+            result = skip_unwritten(file, start + len(data)) if data else None
 
     def write(self, slots: Mapping[int, SlotFields | None]) -> None:
         """Page by page. OSError when the disk is full."""

@@ -18,7 +18,7 @@ from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
-from popmq.common.settings.settings import TimerSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import Flusher
 
 
@@ -28,13 +28,12 @@ class Timers:
         store: MessageStore,
         registry: Registry,
         lookup: Lookup,
-        settings: TimerSettings,
-        *,
+        all_settings: Settings,
         disk: Disk,
-        folder: str,
         clock: Clock,
         flusher: Flusher,
     ) -> None:
+        settings, folder = all_settings.timer, all_settings.broker.data
         self._store = store
         self.state = TimerState()
         self.files = TimerFiles(

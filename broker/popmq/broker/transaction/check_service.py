@@ -1,12 +1,13 @@
-"""CheckService: asks producers about half messages that nobody ended.
+"""CheckService: asks producers about half messages without a commit or rollback.
 
 Proxies that have producers wait here, as consumers wait for messages; an answer names the halves
-to ask about, of topics that the proxy's producers publish to.  So a check counts only when
-somebody can be asked, and a half waits for its producers as long as there are none.
+to ask about, of topics that the proxy's producers publish to, or of their producer groups for
+those that Remoting clients sent.  So a check counts only when somebody can be asked, and a half
+waits for its producers as long as there are none.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from popmq.broker.transaction.transaction_table import HalfMessage, TransactionT
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.record.message import StoredMessage
+from popmq.common.record.producer_group import producer_group_of
 from popmq.common.record.transaction_token import TransactionEnd
 from popmq.common.settings.send_settings import TransactionSettings
 
@@ -36,6 +38,7 @@ class Check(NamedTuple):
     queue_id: int
     half_offset: int
     message: StoredMessage
+    producer_group: str  # empty: any producer of the topic
 
 
 Answer = Callable[[Sequence[Check]], None]
@@ -45,8 +48,14 @@ Answer = Callable[[Sequence[Check]], None]
 class _WaitingProxy:
     number: int
     topics: frozenset[str]
+    producer_groups: frozenset[str]
     deadline_ms: int
     answer: Answer
+
+    def may_check(self, topic: str, producer_group: str) -> bool:
+        if producer_group:
+            return producer_group in self.producer_groups
+        return topic in self.topics
 
 
 class CheckService:
@@ -64,7 +73,8 @@ class CheckService:
         self._halves = halves
         self._settings = settings
         self._waiting: deque[_WaitingProxy] = deque()
-        self._ready: dict[int, deque[int]] = {}  # by topic, offsets whose time has come
+        # By topic and producer group: offsets whose time has come.
+        self._ready: dict[tuple[int, str], deque[int]] = {}
         self._cold = ColdReadRetry(store.readers)
 
     @property
@@ -72,19 +82,26 @@ class CheckService:
         return len(self._waiting)
 
     def add_waiting_proxy(
-        self, number: int, topics: Sequence[str], deadline_ms: int, answer: Answer
+        self,
+        number: int,
+        topics: Iterable[str],
+        producer_groups: Iterable[str],
+        deadline_ms: int,
+        answer: Answer,
     ) -> None:
-        """A proxy asks for checks of those topics; `answer` comes by then, perhaps with none."""
+        """A proxy asks for checks of those topics and groups; `answer` comes by then, perhaps with
+        none."""
         if len(self._waiting) >= WAITING_LIMIT:
             raise TooManyRequests(f"{WAITING_LIMIT} proxies wait for transaction checks already")
-        self._waiting.append(_WaitingProxy(number, frozenset(topics), deadline_ms, answer))
+        names = frozenset(topics), frozenset(producer_groups)
+        self._waiting.append(_WaitingProxy(number, *names, deadline_ms, answer))
 
     def cancel(self, number: int) -> bool:
         """That proxy is gone; whether it waited."""
-        left = [one for one in self._waiting if one.number != number]
-        found = len(left) < len(self._waiting)
+        left = [proxy for proxy in self._waiting if proxy.number != number]
+        cancel = len(left) < len(self._waiting)
         self._waiting = deque(left)
-        return found
+        return cancel
 
     def dismiss(self) -> None:
         """The broker stops: everybody is answered with nothing."""
@@ -99,8 +116,8 @@ class CheckService:
         except ColdRead as cold:
             self._cold.warm(cold)
             done = 1
-        while self._waiting and any(one.deadline_ms <= now_ms for one in self._waiting):
-            due = next(one for one in self._waiting if one.deadline_ms <= now_ms)
+        while self._waiting and any(proxy.deadline_ms <= now_ms for proxy in self._waiting):
+            due = next(proxy for proxy in self._waiting if proxy.deadline_ms <= now_ms)
             self._waiting.remove(due)
             due.answer(())
             done += 1
@@ -116,7 +133,7 @@ class CheckService:
         for at, half in enumerate(due):
             try:
                 if half.checks < self._settings.max_checks:
-                    self._ready.setdefault(half.topic_id, deque()).append(half.offset)
+                    done -= not self._is_made_ready(half)
                 elif self._may_give_up(half):
                     self._halves.give_up(half)
                 else:
@@ -127,6 +144,16 @@ class CheckService:
                     self._table.schedule_check(left)
                 raise
         return done
+
+    def _is_made_ready(self, half: HalfMessage) -> bool:
+        """Whether it waits for its producers now; ColdRead: it does not."""
+        if half.unit.position >= self._store.confirmed:
+            self._table.schedule_check(half)  # new, or retention has just moved it
+            return False
+        message = self._halves.read(half)
+        group = "" if message is None else producer_group_of(message.properties)
+        self._ready.setdefault((half.topic_id, group), deque()).append(half.offset)
+        return True
 
     def _give_up_old(self, before_ms: int) -> None:
         """For days there was no producer to ask."""
@@ -154,28 +181,29 @@ class CheckService:
 
     def _checks_for(self, waiting: _WaitingProxy) -> list[Check]:
         """What the proxy is to ask; each was written as a check."""
-        found: list[Check] = []
+        checks: list[Check] = []
         size = 0
-        for topic_id in list(self._ready):
+        for key in list(self._ready):
+            topic_id, producer_group = key
             topic = self._registry.topic_by_id(topic_id)
             if topic is None:
-                del self._ready[topic_id]  # and its halves with it
-            elif topic.name in waiting.topics:
-                offsets = self._ready[topic_id]
-                while offsets and len(found) < _BATCH and size < _BATCH_BYTES:
+                del self._ready[key]  # and its halves with it
+            elif waiting.may_check(topic.name, producer_group):
+                offsets = self._ready[key]
+                while offsets and len(checks) < _BATCH and size < _BATCH_BYTES:
                     try:
                         check = self._checked(topic.name, offsets[0])
                     except ColdRead:
-                        if found:  # these are counted: they must leave
-                            return found
+                        if checks:  # these are counted: they must leave
+                            return checks
                         raise
                     offsets.popleft()
                     if check is not None:
-                        found.append(check)
+                        checks.append(check)
                         size += check.message.header.size
                 if not offsets:
-                    del self._ready[topic_id]
-        return found
+                    del self._ready[key]
+        return checks
 
     def _checked(self, topic: str, offset: int) -> Check | None:
         """Read it and count the check; None when it ended meanwhile."""
@@ -190,6 +218,9 @@ class CheckService:
             self._halves.write_op(half, TransactionEnd.LOST)
             return None
         self._halves.write_op(half, TransactionEnd.CHECKED, half.checks + 1)
-        name = next((name for kind, name in names_in(message.properties) if kind == ID), b"")
+        producer_group = producer_group_of(message.properties)
+        # The ids of Remoting clients' transactions are not those of their messages, which repeat.
+        names = () if producer_group else names_in(message.properties)
+        name = next((name for kind, name in names if kind == ID), b"")
         transaction_id = self._halves.id_of(half.topic_id, offset, name.decode(errors="replace"))
-        return Check(topic, transaction_id, half.queue_id, offset, message)
+        return Check(topic, transaction_id, half.queue_id, offset, message, producer_group)

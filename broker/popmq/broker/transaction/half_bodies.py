@@ -25,10 +25,10 @@ class HalfBodies:
         """Halves that are stored from now on are above the cut."""
         offsets = list(self._table.pending)
         for at in range(0, len(offsets), _PER_PIECE):
-            found = map(self._table.pending.get, offsets[at : at + _PER_PIECE])
+            half_messages = map(self._table.pending.get, offsets[at : at + _PER_PIECE])
             yield [
                 LiveBody(topics.HALF_TOPIC_ID, 0, half.offset, half.unit)
-                for half in found
+                for half in half_messages
                 if half is not None and half.unit.position < position
             ]
 

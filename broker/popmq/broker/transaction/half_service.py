@@ -88,20 +88,23 @@ class HalfService:
         return known.result._replace(message=transaction)
 
     def id_of(self, topic_id: int, half_offset: int, message_id: str) -> str:
-        made = TransactionId(self._broker, topic_id, half_offset)
-        return made.encode(self._registry.receipt_key, message_id)
+        transaction_id = TransactionId(self._broker, topic_id, half_offset)
+        key = self._registry.signing_keys.newest
+        return transaction_id.encode(key.secret, message_id, key.id)
 
     def find(self, topic_name: str, message_id: str, transaction_id: str) -> TransactionId:
-        """The transaction that the id names. Raises INVALID_TRANSACTION_ID."""
-        key = self._registry.receipt_key
-        found = TransactionId.decode(transaction_id, key, message_id)
-        topic = self._registry.topic(topic_name)
-        if found.topic_id != topic.id or found.broker != self._broker:
+        """The transaction that the id names; its topic may be left out. Raises
+        INVALID_TRANSACTION_ID."""
+        keys = self._registry.signing_keys
+        found_transaction_id = TransactionId.decode(transaction_id, keys, message_id)
+        topic_id = found_transaction_id.topic_id
+        expected_id = self._registry.topic(topic_name).id if topic_name else topic_id
+        if topic_id != expected_id or found_transaction_id.broker != self._broker:
             raise Refused(
                 Code.INVALID_TRANSACTION_ID,
-                f"the transaction id is not one of topic {topic.name} at broker {self._broker}",
+                f"the transaction id is not one of topic {topic_name} at broker {self._broker}",
             )
-        return found
+        return found_transaction_id
 
     def end(self, transaction: TransactionId, ending: TransactionEnd) -> None:
         """Commit or roll back; again is OK. ColdRead: nothing was changed.
@@ -186,9 +189,9 @@ class HalfService:
         )
         self._table.apply(token, stamp.log_ms)
 
-    def _check_ended(self, transaction: TransactionId, wanted: TransactionEnd) -> None:
+    def _check_ended(self, transaction: TransactionId, requested: TransactionEnd) -> None:
         ended = self._table.ending(transaction.half_offset)
-        if ended is wanted:
+        if ended is requested:
             return
         if ended is None:
             raise Refused(

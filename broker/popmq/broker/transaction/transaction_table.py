@@ -64,22 +64,19 @@ class TransactionTable(SnapshotTable):
         """How that half message ended, if it is remembered."""
         return self._endings.get(offset)
 
-    def pending_of(self, topic_id: int) -> int:
-        return sum(half.topic_id == topic_id for half in self.pending.values())
-
     def endings(self) -> Iterator[tuple[int, int, TransactionEnd]]:
         """Log time, offset and ending of all that are remembered."""
         return ((log_ms, offset, self._endings[offset]) for log_ms, offset in self._ended)
 
     def take_due(self, log_ms: int, limit: int) -> list[HalfMessage]:
         """Pending ones whose time to ask has come; each is given once, until it is checked."""
-        found: list[HalfMessage] = []
-        while self._due and len(found) < limit and self._due[0][0] <= log_ms:
+        half_messages: list[HalfMessage] = []
+        while self._due and len(half_messages) < limit and self._due[0][0] <= log_ms:
             due_ms, offset = heappop(self._due)
             half = self.pending.get(offset)
             if half is not None and _is_due(half, due_ms):
-                found.append(half)
-        return found
+                half_messages.append(half)
+        return half_messages
 
     def older_than(self, log_ms: int) -> HalfMessage | None:
         """The oldest pending one, if it was stored before that."""
@@ -130,7 +127,11 @@ class TransactionTable(SnapshotTable):
 
     def drop_topic(self, topic_id: int) -> None:
         """The topic is gone, and with it what was to come into it."""
-        gone = [one.offset for one in self.pending.values() if one.topic_id == topic_id]
+        gone = [
+            half_message.offset
+            for half_message in self.pending.values()
+            if half_message.topic_id == topic_id
+        ]
         for offset in gone:
             del self.pending[offset]
 
@@ -149,7 +150,7 @@ class TransactionTable(SnapshotTable):
     def _push(self, due_ms: int, offset: int) -> None:
         if len(self._due) > 2 * len(self.pending) + _SLACK:
             pending = self.pending
-            self._due = [one for one in self._due if _is_due(pending.get(one[1]), one[0])]
+            self._due = [due for due in self._due if _is_due(pending.get(due[1]), due[0])]
             heapify(self._due)
         heappush(self._due, (due_ms, offset))
 
@@ -170,7 +171,7 @@ class TransactionTable(SnapshotTable):
         yield from snapshot_pieces(pending, _packed)
         for at in range(0, len(ended), _PER_PIECE):
             # When they are forgotten depends on when somebody looked: no state.
-            yield b"".join(_ENDED.pack(2, *one) for one in ended[at : at + _PER_PIECE]), 0
+            yield b"".join(_ENDED.pack(2, *end) for end in ended[at : at + _PER_PIECE]), 0
 
     def restore(self, content: bytes) -> None:
         at = 0

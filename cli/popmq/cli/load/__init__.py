@@ -1,4 +1,4 @@
 """The load generator of `popmq bench`, cheap beside what it measures (docs/benchmarks.md).
 
-May import: popmq.cli, popmq.common, popmq.proxy.
+May import: terminal, popmq.cli, popmq.common, popmq.proxy.
 """

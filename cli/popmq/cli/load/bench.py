@@ -5,11 +5,8 @@ message, and both at once at a fixed rate for the time from send to delivery.  W
 must be stored, and what was acked must be gone, or the command fails.
 """
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from popmq.cli.load.consuming import Consumer, ConsumerSession, ConsumeStats
@@ -20,40 +17,16 @@ from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import MIN_BODY_BYTES, AckTemplate, SendTemplate
 from popmq.cli.load.sending import ClosedLoad, RocketMqSender
 from popmq.cli.load.target import PopmqTopic, Target, check_stored, names
-from popmq.cli.messages import Subparsers, duration_argument
-from popmq.cli.metadata import columns
+from popmq.cli.terminal.arguments import DURATION, Parsed, range_argument
+from popmq.cli.terminal.command_line import Args, command, flag, option
+from popmq.cli.terminal.output import columns, print_rows
+from popmq.common.signing import Signer
 
 SEND_SHARE, RECEIVE_SHARE = 0.4, 0.3
 BAR, BAR_EVERY_S = 30, 0.2
 MIN_FOR_MS = 1_000
 INVISIBLE_MS = 300_000
-COLUMNS = ("", "MESSAGES", "PER SECOND", "P50 MS", "P99 MS", "P99.9 MS", "MAX MS", "REFUSED")
-
-
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    bench = subparsers.add_parser(
-        "bench", parents=[common], help="measure sends, receives and latency of a cluster"
-    )
-    bench.set_defaults(run=run_bench)
-    bench.add_argument("--for", dest="for_ms", type=duration_argument, default=30_000, metavar="T")
-    bench.add_argument("--connections", type=_number(1, 1_000), default=16, metavar="N")
-    bench.add_argument("--in-flight", type=_number(1, 1_000), default=16, metavar="N")
-    bench.add_argument(
-        "--body", type=_number(MIN_BODY_BYTES, MAX_BODY_BYTES), default=1024, metavar="BYTES"
-    )
-    bench.add_argument(
-        "--rate", type=_number(1, 1_000_000), default=500, metavar="N", help="of the third part"
-    )
-    bench.add_argument("--keep", action="store_true", help="leave the topic and the group")
-
-
-def _number(low: int, high: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {low} to {high}")
-        return int(text)
-
-    return number
+COLUMNS = ("", "COUNT", "PER SECOND", "P50 MS", "P99 MS", "P99.9 MS", "MAX MS", "REFUSED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +36,30 @@ class BenchResult:
     both: EndToEnd
 
 
-def run_bench(args: argparse.Namespace) -> int:
+def run_bench(args: Args) -> int:
     if args.for_ms < MIN_FOR_MS:
         raise LoadError(f"--for {args.for_ms} ms is too short, at least {MIN_FOR_MS} ms")
-    name, group = names()
-    topic = PopmqTopic(args.endpoint, name, group)
+    topic = _topic(args, *names())
     try:
         figures = measure(args, topic, Progress(args.for_ms / 1000, sys.stderr.isatty()))
     finally:
         if not args.keep:
             topic.delete()
-    if args.json:
-        print(json.dumps(as_json(figures)))
-    else:
-        print(table(figures))
-        stored = figures.sends.done + figures.both.sends.done
-        print(f"stored {stored}, as answered; acked {figures.consumed.acks.done}, as counted")
+    stored = figures.sends.done + figures.both.sends.done
+    counted = f"stored {stored}, as answered; acked {figures.consumed.acks.done}, as counted"
+    print_rows(args, [as_fields(figures)], [table(figures), counted])
     tallies = (figures.sends, figures.consumed.receives, figures.consumed.acks, figures.both.sends)
     return 1 if any(tally.refusals for tally in tallies) else 0
 
 
-def measure(args: argparse.Namespace, topic: PopmqTopic, progress: "Progress") -> BenchResult:
+def measure(args: Args, topic: PopmqTopic, progress: "Progress") -> BenchResult:
     target = topic.target()
     total_s = args.for_ms / 1000
     send_s, receive_s = total_s * SEND_SHARE, total_s * RECEIVE_SHARE
     sends = _sends(args, topic, target, send_s, progress)
     consumed = _receives(args, topic, target, receive_s, progress)
     # What is left would stand before what the third part sends.
-    rest = PopmqTopic(args.endpoint, f"{topic.topic}-2", f"{topic.group}-2")
+    rest = _topic(args, f"{topic.topic}-2", f"{topic.group}-2")
     try:
         both = _both(args, rest, total_s - send_s - receive_s, progress)
     finally:
@@ -100,8 +69,13 @@ def measure(args: argparse.Namespace, topic: PopmqTopic, progress: "Progress") -
     return BenchResult(sends, consumed, both)
 
 
+def _topic(args: Args, name: str, group: str) -> PopmqTopic:
+    signer = Signer(args.access_key, args.secret)
+    return PopmqTopic(args.endpoint, name, group, admin_endpoint=args.admin_endpoint, signer=signer)
+
+
 def _sends(
-    args: argparse.Namespace,
+    args: Args,
     topic: PopmqTopic,
     target: Target,
     seconds: float,
@@ -110,7 +84,10 @@ def _sends(
     reactor = Reactor()
     try:
         template = SendTemplate(target.topic, args.body)
-        lanes = [RocketMqSender(one, template) for one in target.connect(reactor, args.connections)]
+        lanes = [
+            RocketMqSender(channel, template)
+            for channel in target.connect(reactor, args.connections)
+        ]
         load = ClosedLoad(reactor, lanes, args.in_flight)
         progress.watch(reactor, "send", load.tally)
         tally = load.run(seconds)
@@ -121,7 +98,7 @@ def _sends(
 
 
 def _receives(
-    args: argparse.Namespace,
+    args: Args,
     topic: PopmqTopic,
     target: Target,
     seconds: float,
@@ -143,9 +120,7 @@ def _receives(
     return consumed
 
 
-def _both(
-    args: argparse.Namespace, topic: PopmqTopic, seconds: float, progress: "Progress"
-) -> EndToEnd:
+def _both(args: Args, topic: PopmqTopic, seconds: float, progress: "Progress") -> EndToEnd:
     reactor = Reactor()
     try:
         progress.watch(reactor, f"{args.rate} a second, end to end", None)
@@ -190,9 +165,9 @@ class Progress:
 def table(figures: BenchResult) -> str:
     consumed, both = figures.consumed, figures.both
     rows = [
-        _row("send", figures.sends, figures.sends.spread()),
-        _row("receive up to 32", consumed.receives, consumed.receives.spread()),
-        _row("ack", consumed.acks, consumed.acks.spread()),
+        _row("sends", figures.sends, figures.sends.spread()),
+        _row("receives of up to 32", consumed.receives, consumed.receives.spread()),
+        _row("acks", consumed.acks, consumed.acks.spread()),
         _row("send at a rate", both.sends, both.sends.spread()),
         _row("send to delivery", both.consumed.arrivals, both.consumed.arrivals.spread()),
     ]
@@ -200,12 +175,12 @@ def table(figures: BenchResult) -> str:
 
 
 def _row(name: str, tally: LoadStats, spread: LatencySummary) -> tuple[object, ...]:
-    times = (f"{one:.2f}" for one in (spread.p50, spread.p99, spread.p999, spread.max))
+    times = (f"{p50:.2f}" for p50 in (spread.p50, spread.p99, spread.p999, spread.max))
     refused = ", ".join(f"{count} {why}" for why, count in tally.refusals.items()) or "0"
     return (name, tally.done, f"{tally.per_second:.0f}", *times, refused)
 
 
-def as_json(figures: BenchResult) -> dict[str, object]:
+def as_fields(figures: BenchResult) -> dict[str, object]:
     return {
         "send": figures.sends.as_json(),
         "receive": figures.consumed.receives.as_json(),
@@ -214,3 +189,42 @@ def as_json(figures: BenchResult) -> dict[str, object]:
         "send_at_rate": figures.both.sends.as_json(),
         "send_to_delivery": figures.both.consumed.arrivals.as_json(),
     }
+
+
+bench = command(
+    "bench",
+    run_bench,
+    option("--for", "for_ms", type=DURATION, default=30_000, metavar="T", help="[default: 30s]"),
+    option(
+        "--connections",
+        type=Parsed("number", range_argument(1, 1_000)),
+        default=16,
+        metavar="N",
+        help="[default: 16]",
+    ),
+    option(
+        "--in-flight",
+        type=Parsed("number", range_argument(1, 1_000)),
+        default=16,
+        metavar="N",
+        help="[default: 16]",
+    ),
+    option(
+        "--body",
+        type=Parsed("bytes", range_argument(MIN_BODY_BYTES, MAX_BODY_BYTES)),
+        default=1024,
+        metavar="BYTES",
+        help="[default: 1024]",
+    ),
+    option(
+        "--rate",
+        type=Parsed("number", range_argument(1, 1_000_000)),
+        default=500,
+        metavar="N",
+        help="Of the third part.  [default: 500]",
+    ),
+    flag("--keep", help="Leave the topic and the group."),
+    help="Measure sends, receives and latency of a cluster. It loads the cluster as much as it "
+    "can.",
+    examples=("popmq bench --for 10s",),
+)

@@ -149,11 +149,11 @@ class Consumer:
 
     def arrived(self, delivered: Sequence[LoadMessage]) -> None:
         result = self.result
-        for one in delivered:
-            if one.message_id in result.seen:
+        for message in delivered:
+            if message.message_id in result.seen:
                 result.twice += 1
-            result.seen.add(one.message_id)
-            result.arrivals.ok(one.stamp / 1e9)
+            result.seen.add(message.message_id)
+            result.arrivals.ok(message.stamp / 1e9)
 
     def requests(self, delivered: Sequence[LoadMessage]) -> list[tuple[bytes, int]]:
         """What acks them, and how many each request is about."""
@@ -161,7 +161,7 @@ class Consumer:
             return []
         if self._acks == "batch":
             return [(self._ack.request(delivered), len(delivered))]
-        return [(self._ack.request((one,)), 1) for one in delivered]
+        return [(self._ack.request((message,)), 1) for message in delivered]
 
 
 class _Loop:

@@ -67,7 +67,7 @@ def send_and_receive(
 ) -> EndToEnd:
     """Everything that was answered OK has come when this returns, else LoadError."""
     template = SendTemplate(target.topic, body)
-    lanes = [RocketMqSender(one, template) for one in target.connect(reactor, connections)]
+    lanes = [RocketMqSender(channel, template) for channel in target.connect(reactor, connections)]
     waiting = WaitingConsumer(
         reactor, target, connections=connections, loops=loops, wait_ms=wait_ms
     )
@@ -97,7 +97,7 @@ def lateness(
     The arrivals' times are how late they were; one that was early is a LoadError.
     """
     template = SendTemplate(target.topic, body)
-    lanes = [RocketMqSender(one, template) for one in target.connect(reactor, 4)]
+    lanes = [RocketMqSender(channel, template) for channel in target.connect(reactor, 4)]
     sends = LoadStats()
     sends.begin()
 

@@ -6,6 +6,7 @@ can be remembered whole.  Answers come as the bytes of their gRPC messages, with
 """
 
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
+from popmq.common.signing import DATE_HEADER, Signer
 from popmq.proxy.transport.lean import frames
 
 # status is grpc-status as text, or "reset N" for a stream that the server reset.
@@ -30,7 +32,8 @@ _FRAME = struct.Struct(">HBBBI")
 _TOP_UP_BYTES = 1 << 29
 _REMEMBERED_BLOCKS = 10_000
 _STATUS_OF_BLOCK: dict[bytes, str] = {}
-_CHANGING = ("x-mq-request-id", "x-mq-date-time", "grpc-timeout")
+_CHANGING = ("x-mq-request-id", DATE_HEADER, "grpc-timeout")
+_SIGNED_FOR_S = 20.0  # a signature is repeated for so long; proxies accept it for two minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,21 @@ class Headers:
 
     `variant` says how the three headers that a client changes with each call travel: `indexed`
     repeats them (as h2load does), `plain` has new literals (Netty), `huffman` codes them (Go).
+    The date of a call that is signed goes with its signature.
     """
 
     authority: str
     client_id: str
     variant: str = "indexed"
     timeout_s: int = 60
+    signer: Signer = field(default_factory=Signer)
+
+    @property
+    def is_signed(self) -> bool:
+        return bool(self.signer.access_key)
+
+    def changing(self) -> list[str]:
+        return [name for name in _CHANGING if not (self.is_signed and name == DATE_HEADER)]
 
     def fields(self, path: str) -> list[tuple[str, str]]:
         fixed = [
@@ -61,8 +73,8 @@ class Headers:
             ("x-mq-client-id", self.client_id),
         ]
         values = (f"{0:036d}", "20260101T000000Z", f"{self.timeout_s}S")
-        changing = list(zip(_CHANGING, values, strict=True)) if self.variant == "indexed" else []
-        return fixed + changing
+        changing = dict(zip(_CHANGING, values, strict=True)) if self.variant == "indexed" else {}
+        return fixed + [(name, changing[name]) for name in self.changing() if name in changing]
 
 
 @dataclass(slots=True)
@@ -73,15 +85,33 @@ class _Blocks:
     encoder: Encoder = field(default_factory=Encoder)
     _stable: dict[str, bytes] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
+    _signature: bytes = b""
+    _signed_until_s: float = 0.0
 
     def block(self, path: str) -> bytes:
         block = self._stable.get(path) or self._encode(path)
+        if self.headers.is_signed:
+            block += self._signed()
         if self.headers.variant == "indexed":
             return block
         number = next(self._numbers)
-        values = (b"%036d" % number, b"20260101T%06dZ" % (number % 1_000_000))
-        timeout = b"%dm" % (self.headers.timeout_s * 1000 + number % 1000)
-        return block + b"".join(map(self._literal, _CHANGING, (*values, timeout)))
+        values = {
+            "x-mq-request-id": b"%036d" % number,
+            DATE_HEADER: b"20260101T%06dZ" % (number % 1_000_000),
+            "grpc-timeout": b"%dm" % (self.headers.timeout_s * 1000 + number % 1000),
+        }
+        changing = self.headers.changing()
+        return block + b"".join(self._literal(name, values[name]) for name in changing)
+
+    def _signed(self) -> bytes:
+        """Date and signature, as literals that no table gets."""
+        now_s = time.monotonic()
+        if now_s >= self._signed_until_s:
+            headers = [(name, value, True) for name, value in self.headers.signer.headers()]
+            # An encoder of its own: indexes of the connection's table move.
+            self._signature = Encoder().encode(headers, huffman=False)
+            self._signed_until_s = now_s + _SIGNED_FOR_S
+        return self._signature
 
     def _encode(self, path: str) -> bytes:
         table = self.encoder.header_table.dynamic_entries

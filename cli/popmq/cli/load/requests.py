@@ -151,15 +151,15 @@ def received(status: str, data: bytes) -> tuple[list[LoadMessage], str]:
     """What a receive brought, and why it brought nothing; empty also when there was nothing."""
     if status != "0":
         return [], f"grpc-status {status}"
-    found, refusal = [], ""
+    messages, refusal = [], ""
     for payload in grpc_payloads(data):
         part = service.ReceiveMessageResponse.FromString(payload)
         match part.WhichOneof("content"):
             case "message":
-                found.append(_delivered(part.message))
+                messages.append(_delivered(part.message))
             case "status" if int(part.status.code) not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 refusal = _refusal(part.status)
-    return found, refusal
+    return messages, refusal
 
 
 def _delivered(message: api.Message) -> LoadMessage:
@@ -186,9 +186,9 @@ class AckTemplate:
         return grpc_message(self._head + b"".join(map(_ack_entry, delivered)))
 
 
-def _ack_entry(one: LoadMessage) -> bytes:
+def _ack_entry(message: LoadMessage) -> bytes:
     """Field 3 of the request: the id in field 1, the handle in field 2."""
-    message_id, handle = one.message_id.encode(), one.handle.encode()
+    message_id, handle = message.message_id.encode(), message.handle.encode()
     entry = b"\x0a%b%b\x12%b%b" % (
         _varint(len(message_id)),
         message_id,

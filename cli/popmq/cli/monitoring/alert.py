@@ -4,13 +4,16 @@ JSON strings are YAML strings, so they are written without a library.
 """
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from popmq.cli.monitoring.dashboard import check
+from popmq.cli.monitoring.dashboard import by_cluster, check
 
+PAGE = "docs/reference/alerts.md"
+_CLUSTER = re.compile(r'\bcluster="[^"]*"')
 _STEPS = 120  # of 15 s in a test: 30 minutes
 _AT = "28m"
 
@@ -40,11 +43,15 @@ class Alert:
 
     @property
     def expression(self) -> str:
-        return f"{self.value} {self.threshold}"
+        return f"{by_cluster(self.value)} {self.threshold}"
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        return {"summary": self.summary, "description": self.what_to_do}
+        return {
+            "summary": self.summary,
+            "description": self.what_to_do,
+            "runbook_url": f"{PAGE}#{self.name.lower()}",
+        }
 
 
 def all_alerts() -> list[Alert]:
@@ -73,7 +80,8 @@ def rules(alerts: Iterable[Alert]) -> str:
 
 
 def rule_tests(alerts: Iterable[Alert], rule_file: str) -> str:
-    """For `promtool test rules`: two for each alert."""
+    """For `promtool test rules`: three for each alert.  In the third one of two clusters with the
+    same names is quiet, and the other one fires."""
     lines = [
         "# Made from cli/monitoring/alerts.toml by `make metrics`; do not edit.",
         f"rule_files: [{rule_file}]",
@@ -81,13 +89,47 @@ def rule_tests(alerts: Iterable[Alert], rule_file: str) -> str:
         "tests:",
     ]
     for alert in alerts:
-        lines += _test(alert, alert.firing, fires=True) + _test(alert, alert.quiet, fires=False)
+        lines += _test(alert, "fires", alert.firing, [alert.labels])
+        lines += _test(alert, "stays quiet", alert.quiet, [])
+        two = {**_of_cluster(alert.quiet, "a"), **_of_cluster(alert.firing, "b")}
+        own = {"cluster": "b"} if "cluster" in alert.labels else {"namespace": "n", "cluster": "b"}
+        lines += _test(alert, "fires for one cluster of two", two, [{**alert.labels, **own}])
     return "\n".join(lines) + "\n"
 
 
-def _test(alert: Alert, series: Mapping[str, str], *, fires: bool) -> list[str]:
+def alert_page(alerts: Iterable[Alert]) -> str:
+    """The reference page to which each alert's `runbook_url` leads."""
+    parts = [
+        "# Alerts\n\n"
+        "Made from cli/monitoring/alerts.toml by `make metrics`; do not edit. The rules are in "
+        "`monitoring/alerts.yml` ([monitoring](../concepts/monitoring.md)).\n"
+    ]
+    parts += [
+        f"## {alert.name}\n\n{alert.summary} ({alert.severity}, after {alert.hold_duration})\n\n"
+        f"{alert.what_to_do}\n\n```promql\n{alert.expression}\n```\n"
+        for alert in alerts
+    ]
+    return "\n".join(parts)
+
+
+def _of_cluster(series: Mapping[str, str], cluster: str) -> dict[str, str]:
+    own = f'cluster="{cluster}"'
+    return {
+        (
+            _CLUSTER.sub(own, name)
+            if _CLUSTER.search(name)
+            else f'{name.rstrip("}")}{"," if name.endswith("}") else "{"}namespace="n",{own}}}'
+        ): values
+        for name, values in series.items()
+    }
+
+
+def _test(
+    alert: Alert, what: str, series: Mapping[str, str], firing: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """`firing`: the labels of each alert that has to fire."""
     lines = [
-        f"  - name: {alert.name} {'fires' if fires else 'stays quiet'}",
+        f"  - name: {alert.name} {what}",
         "    interval: 15s",
         "    input_series:",
     ]
@@ -98,17 +140,16 @@ def _test(alert: Alert, series: Mapping[str, str], *, fires: bool) -> list[str]:
         "    alert_rule_test:",
         f"      - eval_time: {_AT}",
         f"        alertname: {alert.name}",
+        f"        exp_alerts:{'' if firing else ' []'}",
     ]
-    if not fires:
-        return [*lines, "        exp_alerts: []"]
-    labels = {"severity": alert.severity, **alert.labels}
-    return [
-        *lines,
-        "        exp_alerts:",
-        f"          - exp_labels: {json.dumps(labels)}",
-        f"            exp_annotations: {json.dumps(dict(alert.annotations), ensure_ascii=False)}",
-    ]
+    for labels in firing:
+        shown = {"severity": alert.severity, **labels}
+        lines += [
+            f"          - exp_labels: {json.dumps(shown)}",
+            f"            exp_annotations: {_text(dict(alert.annotations))}",
+        ]
+    return lines
 
 
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

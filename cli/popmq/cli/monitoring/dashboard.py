@@ -1,4 +1,8 @@
-"""Dashboard: rows of panels as Grafana's JSON. A query may only name metrics of the table."""
+"""Dashboard: rows of panels as Grafana's JSON. A query may only name metrics of the table.
+
+The tables of panels and alerts say nothing of clusters.  What is made of them keeps the labels
+`namespace` and `cluster` in each result, so that one Prometheus can watch several clusters.
+"""
 
 import json
 import re
@@ -16,6 +20,11 @@ _HEIGHT = 8
 _SCHEMA = 39
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _NAMED = re.compile(rf"\b{PREFIX}[a-z0-9_]+")
+CLUSTER_LABELS = ("namespace", "cluster")
+_CHOSEN = 'namespace=~"$namespace",cluster=~"$cluster"'
+_GROUPING = re.compile(r"\b(by|on) \(([a-z_, ]*)\)")
+_UNGROUPED = re.compile(r"\b(sum|max|min|count)\(")
+_SELECTOR = re.compile(r"\b(?:(?:popmq|process)_[a-z0-9_]+|up)\b(?:\{([^}]*)\})?")
 _KNOWN = {series for row in TABLE.values() for series in row.series}
 
 
@@ -33,6 +42,8 @@ class Panel:
     queries: Sequence[tuple[str, str]]
     kind: str = "timeseries"  # or stat
     stacked: bool = False
+    low: float | None = None  # red below it
+    high: float | None = None  # red from it on
 
     def __post_init__(self) -> None:
         for expression, _ in self.queries:
@@ -54,6 +65,28 @@ def check(expression: str) -> None:
             raise UnknownMetric(f"{name} in {expression!r} is not in the table of metrics")
 
 
+def by_cluster(expression: str) -> str:
+    """With the labels of the cluster in each grouping, those that it lacks included."""
+
+    def extended(match: re.Match[str]) -> str:
+        own = [label for label in match[2].split(", ") if label and label not in CLUSTER_LABELS]
+        return f"{match[1]} ({', '.join([*CLUSTER_LABELS, *own])})"
+
+    return _GROUPING.sub(extended, _UNGROUPED.sub(r"\1 by () (", expression))
+
+
+def of_chosen_clusters(expression: str) -> str:
+    """Of the clusters that the dashboard's variables name, and grouped by them."""
+
+    def chosen(match: re.Match[str]) -> str:
+        name = match[0].partition("{")[0]
+        if name.startswith(f"{PREFIX}operator_"):
+            return match[0]  # an operator belongs to no cluster
+        return f"{name}{{{', '.join(filter(None, (match[1], _CHOSEN)))}}}".replace(", ", ",")
+
+    return _SELECTOR.sub(chosen, by_cluster(expression))
+
+
 def dashboards() -> list[Dashboard]:
     """Those of dashboards.toml."""
     text = Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8")
@@ -72,7 +105,12 @@ def to_json(dashboard: Dashboard) -> str:
         "editable": True,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [_source_variable(), *map(_variable, dashboard.variables)]},
+        "templating": {
+            "list": [
+                _source_variable(),
+                *map(_variable, (*_CLUSTER_VARIABLES, *dashboard.variables)),
+            ]
+        },
         "panels": [_panel(dashboard, at) for at in range(len(dashboard.panels))],
     }
     return json.dumps(shown, indent=1) + "\n"
@@ -89,7 +127,10 @@ def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
         "description": panel.what,
         "datasource": _SOURCE,
         "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": drawn}, "overrides": []},
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, "custom": drawn, "thresholds": _thresholds(panel)},
+            "overrides": [],
+        },
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}}
         if panel.kind == "timeseries"
         else {"reduceOptions": {"calcs": ["lastNotNull"]}},
@@ -97,12 +138,30 @@ def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
             {
                 "refId": chr(ord("A") + number),
                 "datasource": _SOURCE,
-                "expr": expression,
-                "legendFormat": legend or "__auto",
+                "expr": of_chosen_clusters(expression),
+                "legendFormat": " ".join(filter(None, ("{{cluster}}", legend))),
             }
             for number, (expression, legend) in enumerate(panel.queries)
         ],
     }
+
+
+def _thresholds(panel: Panel) -> dict[str, object]:
+    steps: list[dict[str, object]] = [
+        {"color": "green" if panel.low is None else "red", "value": None}
+    ]
+    if panel.low is not None:
+        steps.append({"color": "green", "value": panel.low})
+    if panel.high is not None:
+        steps.append({"color": "red", "value": panel.high})
+    return {"mode": "absolute", "steps": steps}
+
+
+# Of no cluster: the labels are empty where Prometheus is given none.
+_CLUSTER_VARIABLES = (
+    ("namespace", "label_values(popmq_build_info, namespace)"),
+    ("cluster", 'label_values(popmq_build_info{namespace=~"$namespace"}, cluster)'),
+)
 
 
 def _source_variable() -> dict[str, object]:

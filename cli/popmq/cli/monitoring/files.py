@@ -3,10 +3,13 @@
 `python -m popmq.cli.monitoring.files` (make metrics) writes them.
 """
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from popmq.cli.monitoring.alert import all_alerts, rule_tests, rules
+from popmq.cli.monitoring.alert import PAGE as ALERT_PAGE
+from popmq.cli.monitoring.alert import alert_page, all_alerts, rule_tests, rules
 from popmq.cli.monitoring.dashboard import dashboards, to_json
 from popmq.common.metric_table.row import Kind, MetricRow
 from popmq.common.metric_table.table import SECTIONS
@@ -20,7 +23,7 @@ RULE_TESTS = "alerts_test.yml"
 _HEAD = """# Metrics
 
 Made from the table in code (`common/metric_table/`) by `make metrics`; do not edit. Every role
-serves its metrics on `/metrics` ([ports](../operating.md#ports)); in `popmq up` with one process
+serves its metrics on `/metrics` ([ports](../reference/ports.md)); in `popmq up` with one process
 one page has those of all roles. The usual `process_` and `python_gc_` metrics are there, too.
 What to watch: [monitoring](../concepts/monitoring.md).
 
@@ -34,6 +37,7 @@ def generated_files() -> dict[str, str]:
     shown[RULES] = rules(all_alerts())
     return {
         PAGE: reference_page(),
+        ALERT_PAGE: alert_page(all_alerts()),
         f"{FOLDER}/{RULE_TESTS}": rule_tests(all_alerts(), RULES),
         **{f"{folder}/{name}": text for folder in (FOLDER, CHART) for name, text in shown.items()},
     }
@@ -42,8 +46,30 @@ def generated_files() -> dict[str, str]:
 def reference_page() -> str:
     parts = [_HEAD]
     for title, rows in SECTIONS.items():
-        parts.append(f"## {title}\n\n{_TABLE}" + "".join(map(_line, rows)))
+        parts.append(f"## {title}\n\n{_example(rows)}{_TABLE}" + "".join(map(_line, rows)))
     return "\n".join(parts)
+
+
+def _example(rows: Sequence[MetricRow]) -> str:
+    """The shortest sum or rate of the dashboards that reads one of the metrics; "" for none."""
+    named = re.compile("|".join(rf"\b{name}\b" for row in rows for name in row.series))
+    queries = [
+        (expression, panel.title)
+        for board in dashboards()
+        for panel in board.panels
+        for expression, _ in panel.queries
+        if named.search(expression) and "(" in expression
+    ]
+    if not queries:
+        return ""
+    expression, title = min(queries, key=lambda query: len(query[0]))
+    for variable, value in (
+        ("$__rate_interval", "5m"),
+        ("$group", "billing"),
+        ("$topic", "orders"),
+    ):
+        expression = expression.replace(variable, value)
+    return f"Example, from the panel *{title}*: `{expression}`\n\n"
 
 
 def _line(row: MetricRow) -> str:

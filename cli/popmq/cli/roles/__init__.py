@@ -3,5 +3,6 @@ supervisor of several.
 
 Always holds: A role that fails ends its process within ten seconds.
 
-May import: popmq.broker, popmq.cli, popmq.common, popmq.controller, popmq.operator, popmq.proxy.
+May import: terminal, popmq.broker, popmq.cli, popmq.common, popmq.controller, popmq.operator,
+popmq.proxy.
 """

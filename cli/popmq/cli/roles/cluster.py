@@ -9,27 +9,29 @@ import asyncio
 import json
 import logging
 import os
-import random
-import socket
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from popmq.broker.node.broker_process import DataLock
-from popmq.cli.roles.supervised_process import SupervisedProcess
+from popmq.cli.roles.supervised_process import SupervisedProcess, word_of
+from popmq.cli.terminal.output import columns
 from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.protocol.cluster_secret import load_cluster_secret, make_cluster_secret
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, ProcessRole
+from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.settings.replication_settings import MOST_REPLICAS
+from popmq.common.settings.section import shown
 from popmq.common.settings.settings import Settings, environment
+from popmq.common.unix_socket import SOCKET_PATH_LIMIT
 from popmq.common.wire import controller_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-MOST_GROUPS = 26
 LOCAL = "127.0.0.1:0"
-_LOWEST_PORT = 12_000
+HTTP = {"http.listen": LOCAL, "http.health_listen": ""}  # of a child with pages for us alone
+SECRET_FILE = "cluster.secret"
 LOOK_S = 0.1
 SAY_S = 5.0
 STATE_FILE = "cluster.json"
@@ -39,6 +41,7 @@ _LISTENS = {
     "controller": "controller.listen",
     "frames": "broker.listen",
     "endpoint": "proxy.listen",
+    "admin": "proxy.admin_listen",
 }
 
 
@@ -50,13 +53,6 @@ class ClusterSize:
     replicas: int
     config: str = ""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.groups <= MOST_GROUPS:
-            raise ConfigError(f"--groups {self.groups}: 1 to {MOST_GROUPS}")
-        # A broker would refuse it, but when the folder has this shape already, for good.
-        if not 1 <= self.replicas <= MOST_REPLICAS:
-            raise ConfigError(f"--replicas {self.replicas}: 1 to {MOST_REPLICAS}")
-
     @property
     def brokers(self) -> list[tuple[str, str]]:
         """(group, node) of every broker."""
@@ -67,7 +63,17 @@ class ClusterSize:
 class Cluster:
     """`defaults` are settings (section.key -> text) for every role, as those of `popmq up`."""
 
-    def __init__(self, settings: Settings, shape: ClusterSize, defaults: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        shape: ClusterSize,
+        defaults: Mapping[str, str],
+        *,
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        # Each look at the controller is a connection of its own: no news.
+        logging.getLogger(FramePort.__module__).setLevel(logging.WARNING)
+        self._on_progress = on_progress
         self._settings = settings
         self._shape = shape
         self._defaults = defaults
@@ -78,6 +84,10 @@ class Cluster:
         self._ports: dict[tuple[str, str], str] = {}  # (process, setting): what it took first
         self._children: dict[str, SupervisedProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._secret = f"{self._data}/{SECRET_FILE}"
+        make_cluster_secret(self._secret)
+        self._frame_settings = FrameSettings(secret=load_cluster_secret(self._secret))
+        self._sockets, self._own_sockets = _socket_folder(self._data, shape)
 
     # -- life
 
@@ -110,6 +120,8 @@ class Cluster:
             stopping = [self._children[name] for name in names if name in self._children]
             await asyncio.gather(*(child.stop() for child in stopping))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._own_sockets:
+            shutil.rmtree(self._sockets, ignore_errors=True)
         self._lock.release()
 
     def kill(self) -> None:
@@ -118,18 +130,34 @@ class Cluster:
 
     @property
     def endpoint(self) -> str:
-        return _word(self._children["proxy"].ready_line, "endpoint")
+        return word_of(self._children["proxy"].ready_line, "endpoint")
+
+    @property
+    def admin_listens(self) -> str:
+        """The address of the admin port, if it is no unix socket."""
+        return word_of(self._children["proxy"].ready_line, "admin")
+
+    def table(self) -> str:
+        """Where each process is: its pid, its ports and its log."""
+        rows = []
+        for child in self._children.values():
+            ports = {key: where for (name, key), where in self._ports.items() if name == child.name}
+            http = ports.pop("http.listen", "-")
+            listens = ", ".join(map(_shown_path, ports.values()))
+            rows.append((child.name, child.pid, listens, http, os.path.basename(child.log)))
+        table = columns(("PROCESS", "PID", "LISTENS", "HTTP", "LOG"), rows, optional=("HTTP",))
+        return f"{table}\nlogs in {_shown_path(os.path.dirname(child.log))}"
 
     @property
     def metrics(self) -> str:
-        return _word(self._children["proxy"].ready_line, "metrics")
+        return word_of(self._children["proxy"].ready_line, "metrics")
 
     # -- children
 
     def _start_controller(self) -> SupervisedProcess:
         folder = _make_folder(f"{self._data}/controller")
         settings = {"controller.store": "file", "controller.data": f"{folder}/records"}
-        listens = {"controller.listen": _free_address(), "http.listen": LOCAL}
+        listens = {"controller.listen": self._socket("controller"), **HTTP}
         return self._child("controller", "controller", settings, listens)
 
     def _start_broker(self, group: str, node: str) -> SupervisedProcess:
@@ -141,18 +169,29 @@ class Cluster:
             "controller.addresses": self._ports["controller", "controller.listen"],
             "replication.replicas": str(self._shape.replicas),
         }
-        listens = {"broker.listen": _free_address(), "http.listen": LOCAL}
+        listens = {"broker.listen": self._socket(node), **HTTP}
         return self._child(node, "broker", settings, listens)
 
     def _start_proxy(self) -> SupervisedProcess:
-        wanted = self._settings
+        requested = self._settings
         settings = {
-            "proxy.advertise": wanted.proxy.advertise,
-            "proxy.transport": wanted.proxy.transport,
+            "proxy.advertise": requested.proxy.advertise,
+            "proxy.transport": requested.proxy.transport,
+            # The child runs elsewhere.
+            "auth.key_file": _absolute(requested.auth.key_file),
+            "auth.admin_file": _absolute(requested.auth.admin_file),
+            "listen.open_to_anybody": shown(requested.listen.open_to_anybody),
             "controller.addresses": self._ports["controller", "controller.listen"],
         }
-        listens = {"proxy.listen": wanted.proxy.listen, "http.listen": wanted.http.listen}
+        listens = {
+            "proxy.listen": requested.proxy.listen,
+            "proxy.admin_listen": requested.proxy.admin_listen,
+            "http.listen": requested.http.listen,
+        }
         return self._child("proxy", "proxy", settings, listens)
+
+    def _socket(self, name: str) -> str:
+        return f"unix:{self._sockets}/{name}.sock"
 
     def _child(
         self, name: str, role: str, settings: Mapping[str, str], listens: Mapping[str, str]
@@ -161,7 +200,8 @@ class Cluster:
 
         def read_settings() -> Mapping[str, str]:
             own = {key: self._ports.get((name, key), first) for key, first in listens.items()}
-            return _variables({**self._defaults, **settings, **own})
+            secret = {"cluster.secret_file": self._secret, "cluster.secret_required": "true"}
+            return _variables({**self._defaults, **settings, **secret, **own})
 
         arguments = [role, *(("--config", self._shape.config) if self._shape.config else ())]
         log = f"{self._data}/logs/{name}.log"
@@ -185,10 +225,10 @@ class Cluster:
         self._changed()
 
     def _note_ports(self, child: SupervisedProcess) -> None:
-        metrics = _word(child.ready_line, "metrics").removeprefix("http://").split("/")[0]
+        metrics = word_of(child.ready_line, "metrics").removeprefix("http://").split("/")[0]
         self._ports[child.name, "http.listen"] = metrics
         for word, key in _LISTENS.items():
-            if where := _word(child.ready_line, word):
+            if where := word_of(child.ready_line, word):
                 self._ports[child.name, key] = where
 
     # -- what the controller sees
@@ -196,13 +236,15 @@ class Cluster:
     async def _whole(self) -> None:
         """Look until nothing is missing; say what is, now and then."""
         loop = asyncio.get_running_loop()
-        said = loop.time()
+        time = loop.time()
         shape = self._shape
         while missing := _missing(shape, await self._listed()) or await self._not_joined():
-            if loop.time() - said > SAY_S:
-                said = loop.time()
+            self._on_progress(missing)
+            if loop.time() - time > SAY_S:
+                time = loop.time()
                 logger.info("waiting", extra={"for": missing})
             await asyncio.sleep(LOOK_S)
+        self._on_progress("")
         # The owner of the topics hears of the others with its next heartbeat: a FIFO topic that is
         # made now spreads over all of them.
         await asyncio.sleep(2 * self._settings.controller.heartbeat_ms / 1000)
@@ -211,7 +253,7 @@ class Cluster:
         """A group that does not have the topics of the cluster yet gets no messages."""
         answer = await self._ask(Kind.ROUTES, pb.RoutesRequest().SerializeToString())
         routes = pb.RoutesReply.FromString(answer or b"")
-        joined = {one.broker for one in routes.brokers}
+        joined = {broker.broker for broker in routes.brokers}
         missing = sorted({group for group, _ in self._shape.brokers} - joined)
         if not routes.owner:
             return "which group owns the topics is not decided"
@@ -219,10 +261,10 @@ class Cluster:
 
     async def _masters(self) -> list[str]:
         return [
-            one.broker.node
+            member.broker.node
             for state in await self._listed()
-            for one in state.members
-            if one.role == pb.MASTER
+            for member in state.members
+            if member.role == pb.MASTER
         ]
 
     async def _listed(self) -> Sequence[pb.GroupState]:
@@ -236,7 +278,7 @@ class Cluster:
         if where is None:
             return None
         hello = Hello(role=ProcessRole.TOOL, name="up", cluster=self._settings.cluster.name)
-        port = FramePort(where, hello, peer_name="controller")
+        port = FramePort(where, hello, settings=self._frame_settings, peer_name="controller")
         port.start()
         try:
             return await call(port, kind, body, 2_000)
@@ -270,19 +312,33 @@ class Cluster:
         }
 
 
-def _missing(shape: ClusterSize, found: Sequence[pb.GroupState]) -> str:
-    states = {state.group: state for state in found}
+def _missing(shape: ClusterSize, found_states: Sequence[pb.GroupState]) -> str:
+    states = {state.group: state for state in found_states}
     for group in sorted({group for group, _ in shape.brokers}):
         state = states.get(group)
-        members = [one for one in state.members if one.alive] if state else []
+        members = [member for member in state.members if member.alive] if state else []
         if state is None or len(members) < shape.replicas:
             return f"{group}: {len(members)} of {shape.replicas} brokers are heard"
-        if not any(one.role == pb.MASTER for one in members):
+        if not any(member.role == pb.MASTER for member in members):
             return f"{group}: no master. {state.trouble}"
         in_sync = len(state.record.sync_state_set)
         if shape.replicas > 1 and in_sync < shape.replicas:
             return f"{group}: {in_sync} of {shape.replicas} brokers in sync"
     return ""
+
+
+def _socket_folder(data: str, shape: ClusterSize) -> tuple[str, bool]:
+    """A folder that only we may enter, and whether it is a temporary one.
+
+    It lies beside the data, unless the paths would be longer than the kernel takes.
+    """
+    folder = f"{data}/sockets"
+    longest = max(len(node) for _, node in [*shape.brokers, ("", "controller")])
+    if len(os.fsencode(folder)) + longest + len("/.sock") > SOCKET_PATH_LIMIT:
+        return tempfile.mkdtemp(prefix="popmq-"), True
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.chmod(folder, 0o700)
+    return folder, False
 
 
 def _make_folder(folder: str) -> str:
@@ -309,38 +365,16 @@ def read_shape(data: str) -> ClusterSize | None:
     """The shape of the cluster that was started in that folder before; None without one."""
     try:
         with open(f"{data}/{STATE_FILE}", encoding="utf-8") as file:
-            found = json.load(file)
-        return ClusterSize(int(found["groups"]), int(found["replicas"]))
+            state = json.load(file)
+        return ClusterSize(int(state["groups"]), int(state["replicas"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{data}/{STATE_FILE} cannot be read: {error}") from error
 
 
-def _free_address() -> str:
-    """A free port that no outgoing connection can be given.
-
-    Whoever keeps calling a port inside the range of ephemeral ports, after the process there has
-    ended, may be given that very port and reach himself; the process could never listen again.
-    """
-    candidates = range(_LOWEST_PORT, _first_ephemeral_port())
-    for port in random.sample(candidates, len(candidates)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return f"127.0.0.1:{port}"
-    raise ConfigError(f"no port between {candidates.start} and {candidates.stop} is free")
-
-
-def _first_ephemeral_port() -> int:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            return max(_LOWEST_PORT + 100, int(file.read().split()[0]))
-    except (OSError, ValueError):
-        return 32_768
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) if path else ""
 
 
 def _variables(settings: Mapping[str, str]) -> Mapping[str, str]:
@@ -349,7 +383,8 @@ def _variables(settings: Mapping[str, str]) -> Mapping[str, str]:
     return {**environment(), **own}
 
 
-def _word(line: str, name: str) -> str:
-    """What follows `name` in a ready line; empty when it is not there."""
-    words = line.replace(",", " ").split()
-    return next((after for word, after in pairwise(words) if word == name), "")
+def _shown_path(where: str) -> str:
+    """A path below the folder in which the user is, from there; anything else as it is."""
+    kind, path = ("unix:", where[5:]) if where.startswith("unix:") else ("", where)
+    below = os.path.isabs(path) and path.startswith(os.getcwd() + os.sep)
+    return kind + os.path.relpath(path) if below else where

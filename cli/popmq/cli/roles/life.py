@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from popmq.common.unhandled import UnhandledExceptions, report_if_failed
 
-GC_AFTER_OBJECTS = 50_000
 STOP_S = 10.0  # how long the stop of a failed role may take; then its process exits at once
 
 
@@ -18,6 +17,7 @@ class RoleRunner:
     def __init__(self) -> None:
         self.serving = False
         self.code = 0
+        self.ready_line = ""
         self.ended_again = asyncio.Event()  # a signal came while the role was stopping
         self.unhandled = UnhandledExceptions(self._crash)
         self.unhandled.install(asyncio.get_running_loop())
@@ -29,10 +29,8 @@ class RoleRunner:
         # What start-up made lives as long as the process: the collector need not look again.
         gc.collect()
         gc.freeze()
-        # Calls in progress are thousands of objects and none is a cycle: at Python's 700 the
-        # collector looked through them again and again, for 6 % of a proxy's time.
-        gc.set_threshold(GC_AFTER_OBJECTS, 10, 10)
         self.serving = True
+        self.ready_line = line
         print(line, flush=True)
 
     def track_task(self, task: "asyncio.Task[None]") -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from itertools import chain
 from pathlib import Path
 
 from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.clock import Clock
-from popmq.common.observability import Metric
+from popmq.common.observability import Readings
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.settings.settings import Settings
 from popmq.common.unhandled import report_if_failed
@@ -70,8 +71,8 @@ class OneProcess:
         await self.broker.kill()
         await self.controller.stop()
 
-    def metrics(self) -> list[Metric]:
-        return [*self.controller.metrics(), *self.broker.metrics(), *self.proxy.metrics()]
+    def metrics(self) -> Readings:
+        return chain(self.controller.metrics(), self.broker.metrics(), self.proxy.metrics())
 
     async def _stop_beating(self) -> None:
         self.controller_heartbeat.cancel()

@@ -1,26 +1,17 @@
 """`popmq operator`: looks after the BrokerClusters of a Kubernetes cluster."""
 
-import argparse
 import asyncio
 import signal
 from contextlib import AsyncExitStack
 
-from popmq.cli.messages import Subparsers
 from popmq.cli.roles.life import RoleRunner
 from popmq.cli.roles.role_process import role_settings, run_role, serve_http
+from popmq.cli.terminal.command_line import Args
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import Settings
 
 
-def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "operator", help="one role as a process: looks after BrokerClusters of Kubernetes"
-    )
-    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-    parser.set_defaults(run=run_operator)
-
-
-def run_operator(args: argparse.Namespace) -> int:
+def run_operator(args: Args) -> int:
     return run_role("operator", role_settings(args), _operator)
 
 
@@ -29,13 +20,15 @@ async def _operator(settings: Settings, stack: AsyncExitStack, life: RoleRunner)
         # Only here: kopf and what it needs are of the extra popmq[operator].
         import aiohttp
 
+        from popmq.operator.kube.access import find_access
         from popmq.operator.process import OperatorProcess
     except ImportError as error:
         raise ConfigError(
             f"popmq operator needs {error.name}: pip install 'popmq[operator]'"
         ) from error
     life.unhandled.tolerate(aiohttp.ClientError)
-    operator = OperatorProcess(settings, life.end)
+    access = await find_access(settings.operator.kubeconfig)
+    operator = OperatorProcess(settings, access, life.end)
     stack.push_async_callback(operator.stop)
     metrics = await serve_http(
         settings,

@@ -15,6 +15,7 @@ from typing import Any
 
 from popmq.cli.roles.life import RoleRunner
 from popmq.cli.roles.role_process import run_role
+from popmq.common.admin_socket import AdminSocket, SharedAdmin
 from popmq.common.errors import PopmqError
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
@@ -25,19 +26,34 @@ REPORT_S = 1.0
 
 
 def main() -> int:
-    told = json.loads(sys.stdin.buffer.readline())
-    number: int = told["number"]
+    document = json.loads(sys.stdin.buffer.readline())
+    number: int = document["number"]
+    admin = _inherited(document.get("admin"))
     try:
-        settings = load_settings(None, {}, told["settings"]).settings
-        return run_role(f"proxy-{number}", settings, partial(_serve, number))
+        settings = load_settings(None, {}, document["settings"]).settings
+        return run_role(f"proxy-{number}", settings, partial(_serve, number, admin))
     except PopmqError as error:
         print(f"popmq: worker {number}:", " ".join(str(error).split()), file=sys.stderr)
         return 1
 
 
-async def _serve(number: int, settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
+def _inherited(admin: tuple[str, int, str] | None) -> SharedAdmin | None:
+    """Without one, the parent could not make it, and has logged why."""
+    if admin is None:
+        return None
+    proxy_id, descriptor, address = admin
+    return SharedAdmin(proxy_id, AdminSocket.inherited(descriptor, address))
+
+
+async def _serve(
+    number: int,
+    admin: SharedAdmin | None,
+    settings: Settings,
+    stack: AsyncExitStack,
+    life: RoleRunner,
+) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: _ParentGone(life), sys.stdin)
-    proxy = ProxyProcess.over_frames(settings, worker=number)
+    proxy = ProxyProcess.over_frames(settings, worker=number, shared_admin=admin)
     stack.push_async_callback(proxy.stop)
     endpoint = await proxy.listen()
     life.announce(json.dumps({"endpoint": endpoint}))
@@ -66,7 +82,10 @@ async def _report(proxy: ProxyProcess) -> None:
 
 def _readings(proxy: ProxyProcess) -> dict[str, Any]:
     metrics = [*proxy.metrics(), *_own_metrics()]
-    rows = [[one.name, one.value, list(one.labels.values()), one.buckets] for one in metrics]
+    rows = [
+        [metric.name, metric.value, list(metric.labels.values()), metric.buckets]
+        for metric in metrics
+    ]
     return {"brokers": list(proxy.brokers), "metrics": rows}
 
 

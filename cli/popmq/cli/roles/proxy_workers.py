@@ -7,16 +7,25 @@ owns the address, starts a worker again that died, ends all, and shows what they
 import asyncio
 import json
 import logging
+import os
+import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from popmq.cli.terminal.output import columns
+from popmq.common.admin_socket import AdminSocket, bind_admin
 from popmq.common.errors import ConfigError
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
-from popmq.common.settings.settings import Settings, format_address, parse_address
+from popmq.common.settings.settings import (
+    Settings,
+    format_address,
+    parse_address,
+    runtime_folder,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +43,27 @@ class ProxyWorkers:
         self._workers = [_Worker(number) for number in range(1, settings.proxy.workers + 1)]
         self.keeping: list[asyncio.Task[None]] = []  # a failure of one is ours
         self._reserved: socket.socket | None = None
+        self._admin: AdminSocket | None = None
         self.endpoint = ""
 
     async def start(self) -> str:
         """The endpoint, once every worker listens. Raises ConfigError when one cannot."""
-        host, port = parse_address(self._settings.proxy.listen)
-        self._reserved = _reserve(host, port, self._settings.proxy.listen)
+        proxy = self._settings.proxy
+        host, port = parse_address(proxy.listen)
+        self._reserved = _reserve(host, port, proxy.listen)
         self.endpoint = format_address(host, self._reserved.getsockname()[1])
-        told = {**self._settings.flat(), "proxy.listen": self.endpoint}
+        self._admin = bind_admin(
+            proxy.admin_listen, public=self.endpoint, runtime_folder=runtime_folder()
+        )
+        first: dict[str, object] = {
+            "settings": {**self._settings.flat(), "proxy.listen": self.endpoint}
+        }
+        inherits: list[int] = []
+        if self._admin is not None:
+            inherits.append(self._admin.sock.fileno())
+            first["admin"] = [secrets.token_hex(8), inherits[0], self._admin.address]
         for worker in self._workers:
-            self.keeping.append(asyncio.create_task(worker.keep(told)))
+            self.keeping.append(asyncio.create_task(worker.keep(first, inherits)))
         for worker, keeping in zip(self._workers, self.keeping, strict=True):
             listening = asyncio.create_task(worker.listening.wait())
             await asyncio.wait((listening, keeping), return_when=asyncio.FIRST_COMPLETED)
@@ -60,6 +80,13 @@ class ProxyWorkers:
         await asyncio.gather(*self.keeping, return_exceptions=True)
         if self._reserved is not None:
             self._reserved.close()
+        if self._admin is not None:
+            self._admin.close()
+
+    @property
+    def admin_listens(self) -> str:
+        """The address of the admin port; empty without one."""
+        return "" if self._admin is None else self._admin.address
 
     @property
     def brokers(self) -> list[str]:
@@ -75,6 +102,16 @@ class ProxyWorkers:
         for worker in self._workers:
             await worker.routed.wait()
 
+    def table(self) -> str:
+        """Where each process is: its pid, its port, and where it logs."""
+        where = "standard error"
+        rows = [("up", os.getpid(), "-", where)]
+        rows += [
+            (f"proxy worker {worker.number}", worker.pid, self.endpoint, where)
+            for worker in self._workers
+        ]
+        return columns(("PROCESS", "PID", "LISTENS", "LOG"), rows)
+
     def metrics(self) -> list[Metric]:
         running = sum(worker.listening.is_set() for worker in self._workers)
         restarts = sum(worker.restarts for worker in self._workers)
@@ -86,8 +123,8 @@ class ProxyWorkers:
 
     def _of_workers(self) -> list[Metric]:
         # One name together, as the page wants it.
-        found = [metric for worker in self._workers for metric in worker.metrics]
-        return sorted(found, key=lambda metric: metric.name)
+        metrics = [metric for worker in self._workers for metric in worker.metrics]
+        return sorted(metrics, key=lambda metric: metric.name)
 
 
 class _Worker:
@@ -103,13 +140,21 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
-    async def keep(self, settings: Mapping[str, object]) -> None:
-        """Run it, and start it again for ever; ends only if the first start fails."""
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def keep(self, first: Mapping[str, object], inherits: Sequence[int]) -> None:
+        """Run it, and start it again for ever; ends only if the first start fails.
+
+        A process reads `first`, and has the descriptors `inherits`.
+        """
         loop = asyncio.get_running_loop()
         failures = 0
         while not self._stopping:
             began = loop.time()
-            code = await self._run(settings)
+            code = await self._run(first, inherits)
             started = self.listening.is_set()
             self.listening.clear()
             self.brokers, self.metrics = [], []
@@ -139,7 +184,7 @@ class _Worker:
             _signal(process.kill)
             await process.wait()
 
-    async def _run(self, settings: Mapping[str, object]) -> int:
+    async def _run(self, first: Mapping[str, object], inherits: Sequence[int]) -> int:
         """One process from its start to its end; returns its exit code."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -148,6 +193,7 @@ class _Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT_BYTES,
+            pass_fds=inherits,
             # Ctrl-C is for the parent, which ends its children in order.
             start_new_session=True,
         )
@@ -157,8 +203,8 @@ class _Worker:
             assert process.stdout is not None
             if self._stopping:
                 _signal(process.terminate)
-            told = {"number": self.number, "settings": settings}
-            process.stdin.write(json.dumps(told).encode() + b"\n")
+            reply = {"number": self.number, **first}
+            process.stdin.write(json.dumps(reply).encode() + b"\n")
             async for line in process.stdout:
                 self._heard(json.loads(line))
             return await process.wait()
@@ -178,9 +224,9 @@ class _Worker:
             self.routed.set()
         own = {"worker": str(self.number)}
         self.metrics = [
-            replace(made, labels={**made.labels, **own}, buckets=buckets)
+            replace(metric, labels={**metric.labels, **own}, buckets=buckets)
             for name, value, labels, buckets in report["metrics"]
-            for made in [reading(name, value, *labels)]
+            for metric in [reading(name, value, *labels)]
         ]
 
 

@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
+from popmq.cli.roles.commands import PARENT_FLAG
 from popmq.common.errors import PopmqError
 
 logger = logging.getLogger(__name__)
@@ -20,7 +22,6 @@ FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
 CALM_S = 30.0  # a child that lived for so long begins with the first pause again
 STOP_S = 20.0
-PARENT_FLAG = "--parent"
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -124,6 +125,8 @@ class SupervisedProcess:
         async for line in self._process.stdout:
             if line.startswith(b"ready: ") and not self.ready_line:
                 self.ready_line = line.decode().strip()
+                if self._was_ready:
+                    logger.warning("is back", extra={"child": self.name, "child_pid": self.pid})
                 self._was_ready = True
                 self.ready.set()
                 self._on_change()
@@ -140,6 +143,12 @@ class SupervisedProcess:
         except OSError:
             lines = []
         return f"{lines[-1] if lines else 'it said nothing'} ({self.log})"
+
+
+def word_of(line: str, name: str) -> str:
+    """What follows `name` in a ready line; empty when it is not there."""
+    words = line.replace(",", " ").split()
+    return next((after for word, after in pairwise(words) if word == name), "")
 
 
 def die_with_parent(parent: int) -> None:

@@ -10,6 +10,7 @@ Any process to any other:
     HELLO               the first frame of a connection, both ways: the versions
     REPLY, ERROR        the answer to a request, by its number
     CANCEL              the sender no longer wants that answer; none comes
+    PROOF               that the sender holds the cluster's secret; the second frame, both ways
 
 Proxy to the master of a broker group, for clients:
     PUT                 store messages                  appends
@@ -27,6 +28,12 @@ Proxy to the master of a broker group, for clients:
     UPDATE_OFFSET       of a pull consumer              appends
     GET_OFFSET          of a pull consumer              nothing
     QUERY_OFFSET        the oldest, the end, of a time  reads for a time
+    READ_MESSAGE        by its position in the log      reads
+    SEND_BACK           a message that was pulled       appends
+    MEMBERS             of groups that share queues out  waits
+    LEASE               queues that are processed in order  the SyncStateSet is asked who leads
+    ASK_CLIENT          a client of another proxy       waits
+    CLIENT_REQUESTS     of other proxies to own clients  waits
 
 Proxy to master, for administrators and reports:
     CREATE_, ALTER_, DELETE_TOPIC and _GROUP  appends; creating and deleting wait for the copies
@@ -36,6 +43,7 @@ Proxy to master, for administrators and reports:
     EXPLAIN             what became of a message        reads
     LAG                 what each group has to read     reads for ages
     TIME_SPANS          when queues' messages came      reads
+    LIST_CLIENTS        that proxies have described     nothing
     RESET_OFFSET        of a group                      appends; reads for a time
     LIST_DEAD_LETTERS   a piece of them                 reads
     REDRIVE             a piece of them                 appends; reads
@@ -44,6 +52,10 @@ Proxy to master, for administrators and reports:
     DRAIN               a broker group hands on timers  appends unless it only looks
     DESCRIBE_TABLES, READ_RAW  what reports read        reads, a bounded share of the disk
     NAMES               of ids                          nothing
+    DESCRIBE_SETTINGS   what the process runs with      nothing; of controllers too
+    FOLLOW_USERS        to the owner: users, secrets sealed  waits
+    CHANGE_USER         to the owner                    appends
+    ROTATE_KEYS         another key for handles         appends unless it only looks
 
 To controllers:
     REGISTER            broker: its state, its heartbeat    writes the group's record if it changes
@@ -79,11 +91,17 @@ class Kind(IntEnum):
     REPLY = 2
     ERROR = 3
     CANCEL = 4
+    PROOF = 5
     PUT = 16
     POP = 17
     ACK = 18
     CHANGE = 19
     CLIENTS = 20
+    LIST_CLIENTS = 21
+    DESCRIBE_SETTINGS = 22
+    FOLLOW_USERS = 23
+    CHANGE_USER = 24
+    ROTATE_KEYS = 25
     REJECT = 28
     DESCRIBE_TOPIC = 32
     CREATE_TOPIC = 33
@@ -133,3 +151,35 @@ class Kind(IntEnum):
     COPY_META = 87
     SYNC_LITE = 88
     TAKE_TIMERS = 89
+    READ_MESSAGE = 90
+    SEND_BACK = 91
+    MEMBERS = 92
+    LEASE = 93
+    ASK_CLIENT = 94
+    CLIENT_REQUESTS = 95
+
+
+# Requests that change nothing: to ask again does no harm.
+LOOKS = frozenset(
+    {
+        Kind.LIST_TOPICS,
+        Kind.DESCRIBE_GROUP,
+        Kind.LIST_GROUPS,
+        Kind.FIND_MESSAGES,
+        Kind.LIST_TIMERS,
+        Kind.FORECAST_TIMERS,
+        Kind.TIME_SPANS,
+        Kind.EXPLAIN,
+        Kind.LAG,
+        Kind.LIST_DEAD_LETTERS,
+        Kind.DESCRIBE_TABLES,
+        Kind.READ_RAW,
+        Kind.READ_MESSAGE,
+        Kind.NAMES,
+        Kind.ROUTES,
+        Kind.LIST_REPLICAS,
+        Kind.DESCRIBE_SETTINGS,
+        Kind.LIST_CLIENTS,
+        Kind.FOLLOW_USERS,
+    }
+)

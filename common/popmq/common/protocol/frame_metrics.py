@@ -12,4 +12,5 @@ def frame_metrics(server: FrameServer, role: ProcessRole) -> list[Metric]:
         reading("frames_in_flight", server.in_flight, role),
         reading("frames_requests", server.requests, role),
         reading("frames_refused", server.refused, role),
+        reading("frames_forbidden", server.forbidden, role),
     ]

@@ -19,18 +19,17 @@ from popmq.common.errors import (
     Unavailable,
 )
 from popmq.common.loop_iteration import LoopIteration
+from popmq.common.protocol.frame_kinds import LOOKS
 from popmq.common.protocol.frames import (
     CANCEL,
     DEFAULT_SETTINGS,
     ERROR,
-    HELLO,
     REPLY,
     REQUEST_OVERHEAD,
     Address,
     FrameConnection,
     FrameSettings,
     Hello,
-    encode_hello,
     read_error,
 )
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
@@ -221,14 +220,14 @@ class FramePort:
                 self.answer(
                     request_id,
                     DeadlineExceeded(
-                        f"{self._who()} did not answer {kind.name} within {timeout_ms} ms; "
-                        "whether it was done is unknown"
+                        f"{self._who()} did not answer {kind.name} within {timeout_ms} ms"
+                        + ("" if kind in LOOKS else "; whether it was done is unknown")
                     ),
                 )
         # Answered requests stay in the heap until they are due. Rebuilding it once they are
         # the majority costs each of them a constant and bounds what they hold.
         if len(deadlines) > 1_024 + 2 * len(self._pending):
-            deadlines[:] = [one for one in deadlines if one[1] in self._pending]
+            deadlines[:] = [deadline for deadline in deadlines if deadline[1] in self._pending]
             heapq.heapify(deadlines)
         self._sweeper = None
         if not self._pending:
@@ -312,7 +311,7 @@ class _PortConnection(FrameConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.opened = True
         super().connection_made(transport)
-        self.send(HELLO, 0, encode_hello(self.hello))
+        self.send_hello()
 
     def on_hello(self, peer: Hello) -> None:
         self.decided.set()

@@ -5,16 +5,19 @@ ends, the port is told, so that a waiting pop is given up (ARCHITECTURE D5).
 """
 
 import asyncio
-import errno
 import logging
-import os
-import socket
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Refused, TooManyRequests
+from popmq.common.errors import (
+    Code,
+    ConfigError,
+    DeadlineExceeded,
+    PopmqError,
+    Refused,
+    TooManyRequests,
+)
 from popmq.common.listener_close import stop_listening
 from popmq.common.protocol.frames import (
     CANCEL,
@@ -22,32 +25,77 @@ from popmq.common.protocol.frames import (
     ERROR,
     FIRST_REQUEST_KIND,
     FRAME_OVERHEAD,
-    HELLO,
     REPLY,
     Address,
     FrameConnection,
     FrameError,
     FrameSettings,
     Hello,
-    encode_hello,
+    ProcessRole,
     peer_name,
 )
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.protocol.payload import encode_error
+from popmq.common.unix_socket import BoundSocket
 
 logger = logging.getLogger(__name__)
 
+# Which requests a peer may send, by the role in its HELLO; whatever is not named is refused.
+# frame_kinds.py says what each is for.
+_CLUSTER_KINDS = {Kind.ROUTES, Kind.LIST_REPLICAS, Kind.FAILOVER}
+_SLAVE_KINDS = {
+    Kind.HANDSHAKE,
+    Kind.FETCH,
+    Kind.ACKED,
+    Kind.READ_SNAPSHOT,
+    Kind.TIMER_CHECK_POINT,
+}
+_BROKER_KINDS = {
+    Kind.REGISTER,
+    Kind.ALTER_SYNC_STATE_SET,
+    Kind.WATCH_GROUP,
+    Kind.FAILOVER,
+    Kind.COPY_META,
+    Kind.TAKE_TIMERS,
+}
+_CONTROLLER_KINDS = {Kind.HAND_OVER, Kind.DESCRIBE_ROLE}
+_CLIENT_KINDS = {kind for kind in Kind if FIRST_REQUEST_KIND <= kind < Kind.REGISTER} | {
+    Kind.SYNC_LITE,
+    Kind.READ_MESSAGE,
+    Kind.SEND_BACK,
+    Kind.MEMBERS,
+    Kind.LEASE,
+    Kind.ASK_CLIENT,
+    Kind.CLIENT_REQUESTS,
+}
+KINDS_OF_ROLE: dict[ProcessRole, frozenset[int]] = {
+    ProcessRole.PROXY: frozenset(_CLIENT_KINDS | _CLUSTER_KINDS),
+    ProcessRole.BROKER: frozenset(_SLAVE_KINDS | _BROKER_KINDS),
+    ProcessRole.CONTROLLER: frozenset(_CONTROLLER_KINDS),
+    ProcessRole.TOOL: frozenset(_CLUSTER_KINDS),
+}
 _REQUESTS = {int(kind): kind for kind in Kind if kind >= FIRST_REQUEST_KIND}
 _POP = int(Kind.POP)
 _NO_ID = -1  # the port was asked and has not returned its id yet
 _ANSWERED_LIMIT = 4_096  # answered pops that a CANCEL on its way may still name
 
 
+def check_frame_address(address: str, settings: FrameSettings) -> None:
+    """Raises ConfigError for an address of the network when peers need not prove anything."""
+    if settings.secret is None and settings.secret_required and not Address.parse(address).is_local:
+        raise ConfigError(
+            f"{address} can be reached from other machines, and no cluster.secret_file says "
+            "how peers prove that they belong here: set it for every process of the cluster "
+            "(cluster.secret_required = false listens without)"
+        )
+
+
 class FrameServer:
     """Listens on any number of addresses and hands each request to `port`.
 
     `hello` is what the next peer is told and may be replaced, at a new epoch for example.
-    `on_lost` hears whose connection ended.
+    `on_lost` gets the peer whose connection ended, and the port's ids of the receives that were
+    answered on it: the peer may not have read the last of these answers.
     """
 
     def __init__(
@@ -57,7 +105,7 @@ class FrameServer:
         *,
         clock: Clock | None = None,
         settings: FrameSettings = DEFAULT_SETTINGS,
-        on_lost: Callable[[Hello], None] | None = None,
+        on_lost: Callable[[Hello, Sequence[int]], None] | None = None,
     ) -> None:
         self.port = port
         self.hello = hello
@@ -67,21 +115,24 @@ class FrameServer:
         self.stopping = False
         self.requests = 0
         self.refused = 0  # by a bound
-        self.on_lost = on_lost or (lambda peer: None)
+        self.forbidden = 0  # peers that were not accepted, requests that their role may not send
+        self.on_lost = on_lost or (lambda *_: None)
         self._listeners: list[asyncio.Server] = []
-        self._sockets: list[tuple[str, int]] = []  # path and inode, to remove only our own
+        self._sockets: list[BoundSocket] = []
 
     async def listen(self, address: str) -> str:
         """Accept peers at `address`; returns it with the port that was taken for port 0.
 
-        A socket file that nobody listens on is replaced; OSError if somebody does.
+        A socket file that nobody listens on is replaced; OSError if somebody does.  Raises
+        ConfigError for an address of the network when peers need not prove anything.
         """
+        check_frame_address(address, self.settings)
         where = Address.parse(address)
         loop = asyncio.get_running_loop()
         if where.path:
-            sock = _bind_unix(where.path)
-            self._sockets.append((where.path, os.stat(where.path).st_ino))
-            listener = await loop.create_unix_server(self._accept, sock=sock)
+            bound = BoundSocket(where.path)
+            self._sockets.append(bound)
+            listener = await loop.create_unix_server(self._accept, sock=bound.sock)
         else:
             listener = await loop.create_server(self._accept, where.host, where.port)
             where = Address(where.host, listener.sockets[0].getsockname()[1])
@@ -99,8 +150,8 @@ class FrameServer:
             await asyncio.wait([connection.lost for connection in self.connections])
         for listener in self._listeners:
             await listener.wait_closed()
-        for path, inode in self._sockets:
-            _remove_socket(path, inode)
+        for bound in self._sockets:
+            bound.remove()
 
     @property
     def in_flight(self) -> int:
@@ -111,12 +162,15 @@ class FrameServer:
 
 
 class _ServerConnection(FrameConnection):
+    side = "server"
+
     def __init__(self, server: FrameServer) -> None:
         super().__init__(server.hello, server.settings)
         self._server = server
         self._port = server.port
         self._clock = server.clock
         self._max_reply = server.settings.max_frame_bytes - FRAME_OVERHEAD
+        self._kinds: frozenset[int] = frozenset()
         self._in_flight: dict[int, int] = {}  # the asker's id -> the port's
         self._pops: set[int] = set()  # those of them that may wait for a message
         self._answered: dict[int, int] = {}  # pops whose answer may cross with a CANCEL
@@ -147,15 +201,20 @@ class _ServerConnection(FrameConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        answered = list(self._answered.values())
         super().connection_lost(exc)
         if self.peer is not None:
-            self._server.on_lost(self.peer)
+            self._server.on_lost(self.peer, answered)
 
     def on_hello(self, peer: Hello) -> None:
-        """Our HELLO goes out only now: who has it knows that it was accepted."""
+        self._kinds = KINDS_OF_ROLE[peer.role]
         if self._greeting is not None:
             self._greeting.cancel()
-        self.send(HELLO, 0, encode_hello(self.hello))
+
+    def refuse(self, error: FrameError) -> None:
+        if self.peer is None and error.code == Code.FORBIDDEN:
+            self._server.forbidden += 1
+        super().refuse(error)
 
     def on_connection_lost(self, reason: str) -> None:
         if self._greeting is not None:
@@ -191,7 +250,7 @@ class _ServerConnection(FrameConnection):
             self._transport.resume_reading()
 
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
-        if kind in _REQUESTS:
+        if kind in self._kinds:
             refusal = self._refusal(kind, request_id)
             self._server.requests += 1
             if refusal is not None:
@@ -213,6 +272,12 @@ class _ServerConnection(FrameConnection):
                 port_id = self._answered.pop(request_id, None)
             if port_id is not None:
                 self._give_up(port_id)
+        elif kind in _REQUESTS:
+            self._server.forbidden += 1
+            assert self.peer is not None, "requests come after HELLO"
+            text = f"a {self.peer.role} may not send {_REQUESTS[kind].name}"
+            self._say(request_id, Refused(Code.FORBIDDEN, text))
+            self._count_refused()
         else:
             self.other_frame(kind, request_id, body)
             self._count_refused()
@@ -326,43 +391,3 @@ class _ServerConnection(FrameConnection):
             logger.exception(
                 "a request could not be cancelled", extra={"peer": peer_name(self.peer)}
             )
-
-
-def _bind_unix(path: str) -> socket.socket:
-    """Only our own user may connect; the rights are set before anybody can."""
-    _remove_stale_socket(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(path)
-        os.chmod(path, 0o600)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _remove_stale_socket(path: str) -> None:
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "not a socket, so it is not replaced", path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except BlockingIOError:
-            pass  # its queue of new connections is full: somebody listens
-    raise OSError(errno.EADDRINUSE, "another process listens on this socket", path)
-
-
-def _remove_socket(path: str, inode: int) -> None:
-    try:
-        if os.stat(path).st_ino == inode:
-            os.unlink(path)
-    except FileNotFoundError:
-        pass

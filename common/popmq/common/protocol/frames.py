@@ -1,8 +1,8 @@
 """Length-prefixed frames between processes of ours: the codec and one end of a connection.
 
 Below the codec nothing waits: `FrameReader` turns any split of the byte stream into the same
-frames.  `FrameConnection` is what both ends share: the HELLO that opens it, one write per tick of
-the event loop, and closing with a reason.  `frame_server` answers, `frame_port` asks
+frames.  `FrameConnection` is what both ends share: HELLO and PROOF that open it, one write per tick
+of the event loop, and closing with a reason.  `frame_server` answers, `frame_port` asks
 (ARCHITECTURE D5).
 """
 
@@ -12,13 +12,21 @@ import logging
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from popmq.common.address import is_loopback
 from popmq.common.errors import Code, ConfigError, PopmqError, Refused
 from popmq.common.loop_iteration import LoopIteration
+from popmq.common.protocol.cluster_secret import (
+    ClusterSecret,
+    Side,
+    load_cluster_secret,
+    new_challenge,
+)
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.protocol.payload import decode_error, encode_error
+from popmq.common.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +50,9 @@ REQUEST_OVERHEAD = REQUEST_HEADER.size - 4
 FIRST_REQUEST_KIND = 16
 
 # Plain ints: an attribute of an enum class is a slow look-up on the path of every message.
-HELLO, REPLY, ERROR, CANCEL = map(int, (Kind.HELLO, Kind.REPLY, Kind.ERROR, Kind.CANCEL))
+HELLO, REPLY, ERROR, CANCEL, PROOF = map(
+    int, (Kind.HELLO, Kind.REPLY, Kind.ERROR, Kind.CANCEL, Kind.PROOF)
+)
 
 Frame = tuple[int, int, int, bytes]  # kind, request id, timeout_ms (0 if none), body
 
@@ -60,20 +70,26 @@ class ProcessRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who is at one end. `protocol` is the newest frame version that end speaks."""
+    """Who is at one end. `protocol` is the newest frame version that end speaks; a `challenge`
+    asks the other end for a PROOF, and promises one."""
 
     role: ProcessRole
     name: str
     cluster: str
     epoch: int = 0
     features: tuple[str, ...] = ()
-    credentials: str = field(default="", repr=False)
+    credentials: str = field(default="", repr=False)  # always empty: older peers read the field
     protocol: int = VERSION
+    challenge: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSettings:
-    """Section `frames` of the configuration."""
+    """Section `frames` of the configuration, and what is asked of peers.
+
+    With a `secret`, both ends prove that they hold it; `secret_required` refuses a peer that
+    offers no proof.  Without a secret, a server listens off loopback only if none is required.
+    """
 
     max_frame_bytes: int = 64 << 20
     max_buffered_bytes: int = 64 << 20  # written by us, not yet read by the peer
@@ -82,12 +98,27 @@ class FrameSettings:
     max_pending: int = 65_536  # requests of one port but pops, at the asker
     max_waiting: int = 100_000  # pops of one connection, which wait for messages
     max_connections: int = 1_024
-    connect_timeout_ms: int = 3_000  # connecting and HELLO together
+    connect_timeout_ms: int = 3_000  # connecting, HELLO and PROOF together
+    secret: ClusterSecret | None = field(default=None, repr=False)
+    secret_required: bool = True
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"frames.{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if type(value) is int and value < 1:
+                raise ConfigError(f"frames.{name} must be at least 1, not {value}")
+
+    @staticmethod
+    def of(settings: Settings) -> "FrameSettings":
+        """Raises ConfigError when the file of the cluster's secret cannot be used."""
+        frames, cluster = settings.frames, settings.cluster
+        return FrameSettings(
+            max_frame_bytes=frames.max_frame_bytes,
+            max_buffered_bytes=frames.max_buffered_bytes,
+            max_in_flight=frames.max_in_flight,
+            secret=load_cluster_secret(cluster.secret_file) if cluster.secret_file else None,
+            secret_required=cluster.secret_required,
+        )
 
 
 DEFAULT_SETTINGS = FrameSettings()
@@ -111,6 +142,11 @@ class Address:
             if host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
                 return Address(host.removeprefix("[").removesuffix("]"), int(port))
         raise ConfigError(f"address {text!r} is neither HOST:PORT nor unix:PATH")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this machine reach it."""
+        return bool(self.path) or is_loopback(self.host)
 
     def __str__(self) -> str:
         if self.path:
@@ -202,12 +238,15 @@ def decode_hello(body: bytes) -> Hello:
             features=tuple(fields["features"]),
             credentials=fields["credentials"],
             protocol=fields["protocol"],
+            challenge=fields.get("challenge", ""),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameError(Code.BAD_REQUEST, "HELLO cannot be read") from error
-    texts = (hello.name, hello.cluster, hello.credentials, *hello.features)
+    texts = (hello.name, hello.cluster, hello.credentials, hello.challenge, *hello.features)
     numbers = (hello.epoch, hello.protocol)
-    if not all(type(one) is str for one in texts) or not all(type(one) is int for one in numbers):
+    if not all(type(value) is str for value in texts) or not all(
+        type(value) is int for value in numbers
+    ):
         raise FrameError(Code.BAD_REQUEST, "HELLO has a field of the wrong type")
     return hello
 
@@ -223,7 +262,13 @@ def peer_name(peer: Hello | None) -> str:
 
 
 class FrameConnection(asyncio.Protocol):
-    """One end of a connection. A subclass says what its side does with frames."""
+    """One end of a connection. A subclass says what its side does with frames.
+
+    The asker's HELLO comes first.  A server answers with its own HELLO, and the asker's is
+    accepted: at once, or after both PROOFs where both ends hold a secret.
+    """
+
+    side: Side = "asker"
 
     def __init__(
         self, hello: Hello, settings: FrameSettings, turn: LoopIteration | None = None
@@ -234,6 +279,9 @@ class FrameConnection(asyncio.Protocol):
         self.closing = False
         self.paused = False  # the peer left more than `max_buffered_bytes` unread
         self.unsent = 0  # bytes written in this tick
+        self._own_hello = b""
+        self._peer_hello = b""
+        self._unproved: Hello | None = None  # the peer's HELLO while its PROOF is not here
         self._parts: list[bytes] = []
         self._reader = FrameReader(HELLO_BYTES)
         self._loop = asyncio.get_running_loop()
@@ -244,7 +292,7 @@ class FrameConnection(asyncio.Protocol):
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def on_hello(self, peer: Hello) -> None:
-        """The peer's HELLO was accepted."""
+        """The peer was accepted: its HELLO, and its PROOF where one is needed."""
         raise NotImplementedError
 
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
@@ -346,7 +394,7 @@ class FrameConnection(asyncio.Protocol):
         try:
             for kind, request_id, timeout_ms, body in self._reader.feed(data):
                 if self.peer is None:
-                    self._first_frame(kind, request_id, body)
+                    self._opening_frame(kind, request_id, body)
                 else:
                     self.frame(kind, request_id, timeout_ms, body)
                 if self.closing:
@@ -354,27 +402,83 @@ class FrameConnection(asyncio.Protocol):
         except FrameError as error:
             self.refuse(error)
 
-    def _first_frame(self, kind: int, request_id: int, body: bytes) -> None:
+    def send_hello(self) -> None:
+        challenge = new_challenge() if self.settings.secret is not None else ""
+        self._own_hello = encode_hello(replace(self.hello, challenge=challenge))
+        self.send(HELLO, 0, self._own_hello)
+
+    def _opening_frame(self, kind: int, request_id: int, body: bytes) -> None:
         if kind == ERROR and request_id == 0:
-            self.close(f"refused by the peer: {read_error(body)}")
-            return
-        if kind != HELLO:
+            why = str(read_error(body))
+            logger.warning("the peer refused a frame connection", extra={"why": why})
+            self.close(f"refused by the peer: {why}")
+        elif self._unproved is not None:
+            self._check_proof(self._unproved, kind, body)
+        elif kind != HELLO:
             raise FrameError(Code.BAD_REQUEST, f"the first frame must be HELLO, not kind {kind}")
-        peer, own = decode_hello(body), self.hello
+        else:
+            self._peer_hello = body
+            self._check_hello(decode_hello(body))
+
+    def _check_hello(self, peer: Hello) -> None:
+        own, secret = self.hello, self.settings.secret
         if peer.cluster != own.cluster:
             raise FrameError(
                 Code.FORBIDDEN,
                 f"{peer.role} {peer.name!r} belongs to cluster {peer.cluster!r}, "
                 f"but {own.role} {own.name!r} to cluster {own.cluster!r}",
             )
-        self.peer = peer
+        if secret is not None and not peer.challenge and self.settings.secret_required:
+            raise FrameError(
+                Code.FORBIDDEN,
+                f"{peer_name(peer)} offers no proof of the cluster's secret: give it the same "
+                "cluster.secret_file (or none is required: cluster.secret_required = false)",
+            )
+        if self.side == "server":
+            self.send_hello()
+        if secret is None or not peer.challenge:
+            self._accept(peer)
+            return
+        self._unproved = peer
+        if self.side == "server":
+            self._send_proof(secret)
+
+    def _check_proof(self, peer: Hello, kind: int, body: bytes) -> None:
+        secret = self.settings.secret
+        assert secret is not None, "only a holder of a secret waits for a proof"
+        if kind != PROOF:
+            raise FrameError(
+                Code.FORBIDDEN,
+                f"frame kind {kind} before the proof of the cluster's secret (cluster.secret_file)",
+            )
+        other: Side = "asker" if self.side == "server" else "server"
+        if not secret.proves(body, other, *self._hellos()):
+            raise FrameError(
+                Code.FORBIDDEN,
+                f"{peer_name(peer)} holds another cluster secret than {self.hello.role} "
+                f"{self.hello.name} (cluster.secret_file)",
+            )
+        if self.side == "asker":
+            self._send_proof(secret)
+        self._accept(peer)
+
+    def _send_proof(self, secret: ClusterSecret) -> None:
+        self.send(PROOF, 0, secret.proof(self.side, *self._hellos()))
+
+    def _hellos(self) -> tuple[bytes, bytes]:
+        """The asker's, the server's."""
+        own, peer = self._own_hello, self._peer_hello
+        return (own, peer) if self.side == "asker" else (peer, own)
+
+    def _accept(self, peer: Hello) -> None:
+        self.peer, self._unproved = peer, None
         self._reader.max_frame_bytes = self.settings.max_frame_bytes
         self.on_hello(peer)
 
     def other_frame(self, kind: int, request_id: int, body: bytes) -> None:
         """What both sides do with a frame that their side has no use for."""
-        if kind == HELLO:
-            raise FrameError(Code.BAD_REQUEST, "HELLO came twice")
+        if kind in (HELLO, PROOF):
+            raise FrameError(Code.BAD_REQUEST, f"{Kind(kind).name} came twice")
         if kind == ERROR and request_id == 0:
             self.close(f"refused by the peer: {read_error(body)}")
         elif kind not in (REPLY, ERROR, CANCEL):  # those are late answers, to be passed over

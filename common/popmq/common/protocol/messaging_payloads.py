@@ -93,13 +93,20 @@ class PutResult(NamedTuple):
     due_ms: int = 0
 
 
+DESCRIPTION_BYTES = 8 << 10  # of one client, in a report
+
+
 class ClientsReport(NamedTuple):
     """Ids of clients that a proxy heard lately, and of those that said good-bye; and which of those
-    it heard can be told there of lite topics that have ended."""
+    it heard can be told there of lite topics that have ended.
+
+    `described` is a DescribedClients of `wire/admin.proto`, or empty.
+    """
 
     alive: Sequence[str] = ()
     closed: Sequence[str] = ()
     listening_clients: Sequence[str] = ()
+    described: bytes = b""
 
 
 AUTO_RENEW = 1
@@ -182,6 +189,7 @@ _ACK_RESULT = struct.Struct(">IH")
 _ACKED_ENTRY = _ACK_RESULT.pack(Code.OK, 0)
 _CHANGE = struct.Struct(">qH")
 _ID = struct.Struct(">I")
+_new = tuple.__new__  # half of what calling the classes costs
 
 
 @lru_cache(maxsize=4_096)
@@ -239,7 +247,8 @@ def decode_put(body: bytes) -> PutRequest:
             name = body[head_at - id_size : head_at].decode()
             at = properties_at + properties_size
             head, properties = body[head_at:properties_at], body[properties_at:at]
-            entries.append(PutEntry(kind, head, properties, tag, queue, due, name, spread))
+            entry = (kind, head, properties, tag, queue, due, name, spread)
+            entries.append(_new(PutEntry, entry))
     except (struct.error, UnicodeDecodeError) as error:
         raise Refused(Code.BAD_REQUEST, f"the frame's payload is no put: {error}") from error
     if at > len(body):
@@ -251,14 +260,21 @@ def decode_put(body: bytes) -> PutRequest:
 
 def encode_put_reply(results: Sequence[PutResult]) -> bytes:
     parts = [U16.pack(len(results))]
-    for result in results:
-        code, message, queue_id, offset, due_ms = result
-        text = truncated_text(message)
+    for code, message, queue_id, offset, due_ms in results:
+        text = truncated_text(message) if message else b""
         parts.append(_PUT_RESULT.pack(code, queue_id, offset, due_ms, len(text)) + text)
     return b"".join(parts)
 
 
 def decode_put_reply(body: bytes) -> list[PutResult]:
+    if len(body) == U16.size + _PUT_RESULT.size * int.from_bytes(body[:2], "big"):
+        results = []
+        for code, queue, offset, due, size in _PUT_RESULT.iter_unpack(body[U16.size :]):
+            if size:
+                break
+            results.append(_new(PutResult, (code, "", queue, offset, due)))
+        else:
+            return results
     reader = PayloadReader(body)
     (count,) = reader.fields(U16)
     results = []
@@ -382,6 +398,9 @@ def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
 
 
 def decode_ack_reply(body: bytes) -> list[AckResult]:
+    count = int.from_bytes(body[:2], "big")
+    if body[2:] == _ACKED_ENTRY * count:
+        return [ACKED] * count
     reader = PayloadReader(body)
     (count,) = reader.fields(U16)
     results = []
@@ -424,6 +443,7 @@ def encode_clients(report: ClientsReport) -> bytes:
             *names,
             U16.pack(len(report.listening_clients)),
             *map(text, report.listening_clients),
+            report.described,
         )
     )
 
@@ -431,6 +451,7 @@ def encode_clients(report: ClientsReport) -> bytes:
 def decode_clients(body: bytes) -> ClientsReport:
     reader = PayloadReader(body)
     counts = (*reader.fields(U16), *reader.fields(U16))
-    heard, gone = ([reader.text() for _ in range(count)] for count in counts)
+    texts, gone = ([reader.text() for _ in range(count)] for count in counts)
     (listening,) = reader.fields(U16) if reader.at < len(body) else (0,)
-    return ClientsReport(heard, gone, [reader.text() for _ in range(listening)])
+    listening_clients = [reader.text() for _ in range(listening)]
+    return ClientsReport(texts, gone, listening_clients, body[reader.at :])

@@ -50,12 +50,12 @@ def intact_contents(
     """
     unpack, size_of_data = _CONTENT.unpack_from, len(data)
     make = tuple.__new__
-    found: list[DeliveryContent | None] = []
+    contents: list[DeliveryContent | None] = []
     for position, size, _ in units:
         at = position - start
         end = at + size
         if size < MESSAGE_HEADER_SIZE or end > size_of_data:
-            found.append(None)
+            contents.append(None)
             continue
         (
             said_size,
@@ -77,10 +77,10 @@ def intact_contents(
             and crc32c(data[at + 8 : end]) == crc
         ):
             both = bytes(data[at + MESSAGE_HEADER_SIZE : end])
-            found.append(make(DeliveryContent, (wall_ms, attempt, head_size, both)))
+            contents.append(make(DeliveryContent, (wall_ms, attempt, head_size, both)))
         else:
-            found.append(None)
-    return found
+            contents.append(None)
+    return contents
 
 
 class PopReplyBuilder:

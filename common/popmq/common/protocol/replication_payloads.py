@@ -14,7 +14,7 @@ from popmq.common.protocol.payload import PayloadReader, checked_encode, text
 
 
 class TablesMark(IntEnum):
-    """What a slave says of its tables (docs/concepts/replication.md, "State on slaves")."""
+    """What a slave says of its tables (docs/concepts/diverging-tables.md, "State on slaves")."""
 
     EQUAL = 0  # they are the master's, as far as anything was compared
     DIFFER = 1  # they are not the master's: leave this store out of the SyncStateSet
@@ -28,6 +28,9 @@ class EpochEntry(NamedTuple):
     start: int
 
 
+SIGNING_KEYS = 1  # of a handshake's features: several keys of receipt handles
+
+
 class Handshake(NamedTuple):
     """A slave with log up to `end` wants to follow the master of `epoch`."""
 
@@ -37,6 +40,7 @@ class Handshake(NamedTuple):
     log_id: str  # empty while the log is
     end: int
     segment_bytes: int  # of its log: segments of all replicas end at the same positions
+    features: int = 0  # what records it understands; releases without the field send none
 
 
 class HandshakeReply(NamedTuple):
@@ -138,14 +142,18 @@ _TIMERS = struct.Struct(">IqQQ")
 
 @checked_encode
 def encode_handshake(request: Handshake) -> bytes:
-    epoch, store_id, node, log_id, end, segment_bytes = request
-    return _HANDSHAKE.pack(epoch, end, segment_bytes) + text(store_id) + text(node) + text(log_id)
+    epoch, store_id, node, log_id, end, segment_bytes, features = request
+    fields = _HANDSHAKE.pack(epoch, end, segment_bytes)
+    # Masters of such releases ignore what follows.
+    return fields + text(store_id) + text(node) + text(log_id) + bytes((features,) * bool(features))
 
 
 def decode_handshake(body: bytes) -> Handshake:
     reader = PayloadReader(body)
     epoch, end, segment_bytes = reader.fields(_HANDSHAKE)
-    return Handshake(epoch, reader.text(), reader.text(), reader.text(), end, segment_bytes)
+    names = reader.text(), reader.text(), reader.text()
+    features = body[reader.at] if reader.at < len(body) else 0
+    return Handshake(epoch, *names, end, segment_bytes, features)
 
 
 @checked_encode

@@ -125,54 +125,69 @@ class DeadReason(IntEnum):
     REJECTED = 1  # by its consumer, at once
 
 
+class EndedDelivery(NamedTuple):
+    """A retry or dead-letter record ends the delivery of this member of a check point."""
+
+    epoch: int
+    sequence: int
+    member: int
+
+
+class RedrivenLetter(NamedTuple):
+    """A redriven copy ends the dead letter (docs/concepts/dead_letters.md)."""
+
+    topic_id: int
+    offset: int
+
+
+class ParkedMessage(NamedTuple):
+    """A dead letter out of a parking topic ends the parked message there."""
+
+    topic_id: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class RevivalToken:
-    """Names the delivery that a retry or dead-letter record ends, and the message's first copy.
+    """Names what a retry, parking, dead-letter or redriven record ends, and the first copy.
 
         0  version u8 = 2 (1: without the last field)
         1  member u8 | 2 flags u16: 1 dead, 2 redriven, 4 parked; from bit 8 on the DeadReason
-        4  check_point_epoch u32 | 8 check_point_sequence u64
+        4  u32 | 8 u64        epoch and sequence of the check point; id and offset of what a
+                              RedrivenLetter or a ParkedMessage names
         16 topic_id u32 | 20 queue_id u32 | 24 queue_offset u64   of the first copy
         32 first_log_ms u64   first delivery
         40 last_log_ms u64    delivery that this record ends; 0: not known
 
     The record *is* the revival: whoever applies it marks that member of that check point as
     done, so a revival is written once whatever crashes.
-
-    A redriven copy names its dead letter in the check point's place: the dead-letter topic's
-    id as epoch, the offset there as sequence (docs/concepts/dead_letters.md).
+    A dead letter that a pull consumer sent back ends no delivery: epoch and sequence are 0.
     """
 
     SIZE = _TOKEN_2.size
     dead: bool
-    member: int
-    check_point_epoch: int
-    check_point_sequence: int
+    ends: EndedDelivery | RedrivenLetter | ParkedMessage | None  # None: the place named below
     topic_id: int
     queue_id: int
     queue_offset: int
     first_log_ms: int
     last_log_ms: int = 0
     reason: DeadReason = DeadReason.MAX_ATTEMPTS
-    redriven: bool = False
-    # With `dead`: a dead letter out of a parking topic, whose id and offset stand in the check
-    # point's place.  Else: parked, out of the place that topic, queue and offset name.
-    parked: bool = False
+
+    @property
+    def is_sent_back(self) -> bool:
+        return self.dead and isinstance(self.ends, EndedDelivery) and self.ends[:2] == (0, 0)
 
     def encode(self) -> bytes:
-        flags = (_DEAD if self.dead else 0) | (_REDRIVEN if self.redriven else 0)
-        flags |= _PARKED if self.parked else 0
+        ends, member, named = self.ends, 0, self.ends or (0, 0)
+        flags = (_DEAD if self.dead else 0) | self.reason << 8
+        if isinstance(ends, EndedDelivery):
+            member = ends.member
+        else:
+            flags |= _REDRIVEN if isinstance(ends, RedrivenLetter) else _PARKED
         return _TOKEN_2.pack(
-            2,
-            self.member,
-            flags | self.reason << 8,
-            self.check_point_epoch,
-            self.check_point_sequence,
-            self.topic_id,
-            self.queue_id,
-            self.queue_offset,
-            self.first_log_ms,
-            self.last_log_ms,
+            *(2, member, flags, named[0], named[1], self.topic_id, self.queue_id),
+            *(self.queue_offset, self.first_log_ms, self.last_log_ms),
         )
 
     @classmethod
@@ -182,25 +197,21 @@ class RevivalToken:
         layout = {1: _TOKEN, 2: _TOKEN_2}.get(version)
         if layout is None or len(data) != layout.size:
             raise BadRecord(f"revival token version {version} of {len(data)} bytes is unknown")
-        _, member, flags, epoch, sequence, topic, queue, offset, first, *last = layout.unpack(data)
+        _, member, flags, first, second, *rest = layout.unpack(data)
         try:
             reason = DeadReason(flags >> 8)
         except ValueError as error:
             raise BadRecord(f"a dead letter's reason {flags >> 8} is unknown") from error
-        return cls(
-            bool(flags & _DEAD),
-            member,
-            epoch,
-            sequence,
-            topic,
-            queue,
-            offset,
-            first,
-            last[0] if last else 0,
-            reason,
-            bool(flags & _REDRIVEN),
-            bool(flags & _PARKED),
-        )
+        ends: EndedDelivery | RedrivenLetter | ParkedMessage | None
+        if flags & _PARKED:
+            ends = ParkedMessage(first, second) if flags & _DEAD else None
+        elif flags & _REDRIVEN:
+            ends = RedrivenLetter(first, second)
+        else:
+            ends = EndedDelivery(first, second, member)
+        topic, queue, offset, first_ms, *last = rest
+        last_ms = last[0] if last else 0
+        return cls(bool(flags & _DEAD), ends, topic, queue, offset, first_ms, last_ms, reason)
 
 
 Token = RevivalToken | TimerToken | FiringToken | HalfToken | TransactionEndToken | ExpiryToken

@@ -1,4 +1,4 @@
-"""What names a pending timer to a client: given out by the send, taken back by the recall.
+"""What names a pending timer to a client: the send returns it, a recall uses it.
 
 The form is RocketMQ's, url-safe base64 of `v1 TOPIC BROKER DUE_MS MESSAGE_ID`.  It is not signed:
 whoever may send to a topic may recall from it.

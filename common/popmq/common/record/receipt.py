@@ -3,16 +3,16 @@
 Text form: url-safe base64 of
 
     version u8 = 2 | broker length u8 | broker name
-    topic u32, group u32, queue u32, attempt u16, epoch u32, sequence u64
+    topic u32, group u32, queue u32, attempt u16, epoch u32, key id u8, sequence u56
     16 bytes of HMAC over all of the above
     queue offset u64 | member u8 | crc32c u32 over everything before
 
 The proxy reads the broker's name to find the way and trusts nothing else; the broker that made
-the handle verifies the signature (HMAC-SHA256, cut to 128 bits, with the key that `rmq_sys_meta`
-holds) before it looks at a field.  What is signed is the check point and the attempt, once for
-all messages of a receive; the check says which of them.  Whoever makes up another member of
-the same check point names a message that the same reply gave to the same client; the broker
-compares member and offset with the check point before it believes them.
+the handle verifies the signature (HMAC-SHA256, cut to 128 bits, with the key of that id, which
+`rmq_sys_meta` holds) before it looks at another field.  What is signed is the check point and the
+attempt, once for all messages of a receive; the check says which of them.  A client that changes
+the member names another message of the same check point, which the same reply gave to it.  The
+broker compares member and offset with the check point before it uses them.
 """
 
 import binascii
@@ -27,6 +27,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from popmq.common.errors import InvalidReceiptHandle
+from popmq.common.record.signing_keys import ID_SHIFT, PLAIN_MASK, SigningKeys
 
 HANDLE_VERSION = 2
 _SIGNATURE_SIZE = 16
@@ -35,6 +36,7 @@ _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/"
 _FILLER = b"="
 # topic_id, group_id, queue_id, attempt, epoch, sequence
 _SIGNED = struct.Struct(">IIIHIQ")
+_SEQUENCE_SIZE = 8  # with the key's id, which comes first
 _MEMBER = struct.Struct(">QB")
 _CHECK = struct.Struct(">I")
 _TAIL_TEXT = 20  # characters; of the 15 bytes that `_tails` has for each
@@ -66,7 +68,7 @@ class ReceiptHandle(NamedTuple):
     sequence: int
     member: int
 
-    def encode(self, key: bytes) -> bytes:
+    def encode(self, key: bytes, key_id: int = 0) -> bytes:
         signed = sign_check_point(
             key,
             self.broker,
@@ -76,6 +78,7 @@ class ReceiptHandle(NamedTuple):
             self.attempt,
             self.epoch,
             self.sequence,
+            key_id,
         )
         return encode_member(signed, self.queue_offset, self.member)
 
@@ -89,10 +92,12 @@ def sign_check_point(
     attempt: int,
     epoch: int,
     sequence: int,
+    key_id: int = 0,
 ) -> bytes:
     """What the handles of one check point and attempt have in common; for `encode_member`."""
     name = broker.encode()
-    fields = _SIGNED.pack(topic_id, group_id, queue_id, attempt, epoch, sequence)
+    numbered = sequence | key_id << ID_SHIFT
+    fields = _SIGNED.pack(topic_id, group_id, queue_id, attempt, epoch, numbered)
     plain = b"".join((bytes((HANDLE_VERSION, len(name))), name, fields))
     return plain + _signature(key, plain)
 
@@ -135,17 +140,25 @@ class ReceiptReader:
     def __init__(self) -> None:
         self._right: dict[bytes, ReceiptPrefix] = {}
 
-    def decode(self, raw: bytes, key: bytes) -> ReceiptHandle:
+    def decode(self, raw: bytes, keys: SigningKeys) -> ReceiptHandle:
         """As `open`, in one piece."""
-        return receipt_of(*self.open(raw, key))
+        return receipt_of(*self.open(raw, keys))
 
-    def open(self, raw: bytes, key: bytes) -> tuple[ReceiptPrefix, int, int]:
-        """What is signed, queue offset and member, if the handle was made with `key`; else
+    def open(self, raw: bytes, keys: SigningKeys) -> tuple[ReceiptPrefix, int, int]:
+        """What is signed, queue offset and member, if the handle was made with one of them; else
         InvalidReceiptHandle that says what is wrong."""
         data = _unpacked(raw)
         name_end = 2 + data[1]
         fields_end = name_end + _SIGNED.size
         member_at = fields_end + _SIGNATURE_SIZE
+        newest, key_id = keys.newest, data[fields_end - _SEQUENCE_SIZE]
+        # Nearly all handles are of the newest one.
+        key = newest.secret if key_id == newest.id else keys.find(key_id)
+        if not key:
+            raise InvalidReceiptHandle(
+                "the receipt handle's signature does not match: its key is unknown or over, so it "
+                "was changed, is too old, or was made by another cluster"
+            )
         signed = key + data[:member_at]
         known = self._right.get(signed)
         if known is None:
@@ -158,8 +171,16 @@ class ReceiptReader:
                 )
             if len(self._right) >= self._REMEMBERED:
                 self._right.clear()
-            fields = _SIGNED.unpack_from(data, name_end)
-            known = self._right[signed] = ReceiptPrefix(data[2:name_end].decode(), *fields)
+            topic, group, queue, attempt, epoch, numbered = _SIGNED.unpack_from(data, name_end)
+            known = self._right[signed] = ReceiptPrefix(
+                data[2:name_end].decode(),
+                topic,
+                group,
+                queue,
+                attempt,
+                epoch,
+                numbered & PLAIN_MASK,
+            )
         offset, member = _MEMBER.unpack_from(data, member_at)
         return known, offset, member
 
@@ -176,12 +197,6 @@ def broker_of(raw: bytes) -> str:
         return data[2 : 2 + data[1]].decode()
     except UnicodeDecodeError as error:
         raise InvalidReceiptHandle("the receipt handle names no readable broker") from error
-
-
-def named_part(raw: bytes) -> bytes:
-    """The first characters of a handle: two handles that have them alike name the same broker."""
-    name_end = len(raw) * 3 // 4 - _BEHIND_NAME
-    return raw[: (name_end * 4 + 2) // 3] if name_end > 0 else raw
 
 
 def _unpacked(raw: bytes) -> bytes:

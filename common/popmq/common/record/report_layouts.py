@@ -1,4 +1,5 @@
-"""Layouts of what brokers keep for reports: fixed-width records, big-endian, told by DESCRIBE.
+"""Layouts of what brokers keep for reports: fixed-width records, big-endian, which DESCRIBE
+returns.
 
 A reader makes its decoder from what DESCRIBE says, so a field more does not break it
 (docs/concepts/reports.md).  Records of the log are served as they lie there: `revive` is a record
@@ -35,12 +36,12 @@ class Layout:
 
 def _fields(codes: str, names: str, start: int = 0) -> tuple[LayoutField, ...]:
     """One name for each code of a struct format without padding; `_` is left out."""
-    found, offset = [], start
+    layout_fields, offset = [], start
     for code, name in zip(codes, names.split(), strict=True):
         if name != "_":
-            found.append(LayoutField(name, UNSIGNED[code], offset))
+            layout_fields.append(LayoutField(name, UNSIGNED[code], offset))
         offset += struct.calcsize(f">{code}")
-    return tuple(found)
+    return tuple(layout_fields)
 
 
 _HEADER = _fields(
@@ -145,6 +146,8 @@ TIMERS = Layout(
     TIMER_SAMPLE.size,
     _fields("BBHIQQIIQQ", f"{_SAMPLE} _ _ key count"),
 )
-LAYOUTS = {one.name: one for one in (REVIVE, HEAD, RECORD, OFFSET, OFFSETS, TOPICS, TIMERS)}
+LAYOUTS = {
+    layout.name: layout for layout in (REVIVE, HEAD, RECORD, OFFSET, OFFSETS, TOPICS, TIMERS)
+}
 # What DESCRIBE is asked for; retries and dead letters come with `revive`: they end deliveries.
 TABLES = ("revive", "offsets", "topics", "timers", "fired", "messages")

@@ -37,12 +37,12 @@ def intact_bodies(
     None where `intact_message` has to look: what is not intact, or no timer's record.
     """
     unpack, size_of_data = _TIMER_RECORD.unpack_from, len(data)
-    found: list[TimerBody | None] = []
+    timer_bodies: list[TimerBody | None] = []
     for position, size, _ in units:
         at = position - start
         end = at + size
         if size < _HEADER_AND_TOKEN_SIZE or end > size_of_data:
-            found.append(None)
+            timer_bodies.append(None)
             continue
         (
             said_size, crc, version, kind, said_position, queue_offset, head_size, properties_size,
@@ -60,7 +60,7 @@ def intact_bodies(
         ):
             both = bytes(data[at + _HEADER_AND_TOKEN_SIZE : end])
             body = (queue_offset, topic_id, queue_id, tag_hash, head_size, both)
-            found.append(_new(TimerBody, body))
+            timer_bodies.append(_new(TimerBody, body))
         else:
-            found.append(None)
-    return found
+            timer_bodies.append(None)
+    return timer_bodies

@@ -56,7 +56,7 @@ class TimerMigrationBatch(NamedTuple):
             self.judged,
             self.origin,
         )
-        return b"".join((head, name, *(_LEAVING.pack(*one) for one in self.timers)))
+        return b"".join((head, name, *(_LEAVING.pack(*timer) for timer in self.timers)))
 
     @classmethod
     def decode(cls, data: bytes) -> "TimerMigrationBatch":
@@ -65,7 +65,7 @@ class TimerMigrationBatch(NamedTuple):
         at = _HEAD.size + name_size
         if len(data) != at + count * _LEAVING.size:
             raise struct.error(f"{count} timers that leave in {len(data)} bytes")
-        timers = tuple(MigratingTimer(*one) for one in _LEAVING.iter_unpack(data[at:]))
+        timers = tuple(MigratingTimer(*fields) for fields in _LEAVING.iter_unpack(data[at:]))
         return cls(data[_HEAD.size : at].decode(), first, judged, origin, timers)
 
 

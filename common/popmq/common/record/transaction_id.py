@@ -3,7 +3,7 @@
 Text form: url-safe base64 of
 
     version u8 = 1 | broker length u8 | broker name
-    topic u32 | half offset u64
+    topic u32 | key id u8 | half offset u56
     16 bytes of HMAC over all of the above and the message id
 
 The proxy reads the broker's name to find the way and trusts nothing else.  The broker knows the
@@ -17,6 +17,7 @@ from base64 import b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
 from popmq.common.errors import Code, Refused
+from popmq.common.record.signing_keys import ID_SHIFT, PLAIN_MASK, SigningKeys
 
 _VERSION = 1
 _SIGNATURE_SIZE = 16
@@ -29,25 +30,26 @@ class TransactionId(NamedTuple):
     topic_id: int
     half_offset: int
 
-    def encode(self, key: bytes, message_id: str) -> str:
-        plain = self._plain()
+    def encode(self, key: bytes, message_id: str, key_id: int = 0) -> str:
+        name = self.broker.encode()
+        fields = _FIELDS.pack(self.topic_id, self.half_offset | key_id << ID_SHIFT)
+        plain = b"".join((bytes((_VERSION, len(name))), name, fields))
         return urlsafe_b64encode(plain + _signature(key, plain, message_id)).decode()
 
-    def _plain(self) -> bytes:
-        name = self.broker.encode()
-        fields = _FIELDS.pack(self.topic_id, self.half_offset)
-        return b"".join((bytes((_VERSION, len(name))), name, fields))
-
     @classmethod
-    def decode(cls, text: str, key: bytes, message_id: str) -> "TransactionId":
-        """The id, if it was made with `key` for that message; else INVALID_TRANSACTION_ID."""
-        found, signature = _unpacked(text)
-        if not hmac.compare_digest(_signature(key, found._plain(), message_id), signature):
+    def decode(cls, text: str, keys: SigningKeys, message_id: str) -> "TransactionId":
+        """The id, if it was made with one of `keys` for that message; else
+        INVALID_TRANSACTION_ID."""
+        unpacked, key_id, plain, signature = _unpacked(text)
+        key = keys.find(key_id)
+        if key is None:
+            raise _bad("has a key that is unknown or over: it was changed, or is too old")
+        if not hmac.compare_digest(_signature(key, plain, message_id), signature):
             raise _bad(
                 f"is not one of message {message_id[:64]!r}: it was changed, or made for another "
                 "message or by another cluster"
             )
-        return found
+        return unpacked
 
 
 def broker_of_transaction(text: str) -> str:
@@ -55,7 +57,8 @@ def broker_of_transaction(text: str) -> str:
     return _unpacked(text)[0].broker
 
 
-def _unpacked(text: str) -> tuple[TransactionId, bytes]:
+def _unpacked(text: str) -> tuple[TransactionId, int, bytes, bytes]:
+    """The id, that of its key, what is signed besides the message's id, and the signature."""
     if not text.strip():
         raise _bad("is empty: the send of a TRANSACTION message gives one")
     if len(text) > ID_LIMIT:
@@ -73,8 +76,10 @@ def _unpacked(text: str) -> tuple[TransactionId, bytes]:
         name = data[2:name_end].decode()
     except UnicodeDecodeError as error:
         raise _bad("names no readable broker") from error
-    topic_id, offset = _FIELDS.unpack_from(data, name_end)
-    return TransactionId(name, topic_id, offset), data[name_end + _FIELDS.size :]
+    topic_id, numbered = _FIELDS.unpack_from(data, name_end)
+    fields_end = name_end + _FIELDS.size
+    unpacked = TransactionId(name, topic_id, numbered & PLAIN_MASK)
+    return unpacked, numbered >> ID_SHIFT, data[:fields_end], data[fields_end:]
 
 
 def _signature(key: bytes, plain: bytes, message_id: str) -> bytes:

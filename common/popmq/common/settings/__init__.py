@@ -2,5 +2,5 @@
 
 Always holds: A refused value is named with its limit and its setting.
 
-May import: popmq.common.
+May import: popmq.common, wire.
 """

@@ -18,8 +18,8 @@ class LeanSettings(SettingsSection):
     max_inflated_bytes: int = within(34 * MIB, 64 * KIB, GIB)  # a compressed message, unpacked
     stream_window_bytes: int = constant(MIB)
     connection_window_bytes: int = constant(8 * MIB)
-    max_incoming_bytes: int = constant(160 * MIB)  # of incomplete messages
-    max_incoming_total_bytes: int = constant(512 * MIB)  # of the server
+    max_incoming_bytes: int = constant(160 * MIB)  # of incomplete requests, decompressed
+    max_incoming_total_bytes: int = constant(256 * MIB)  # of the server
     max_unsent_bytes: int = within(64 * MIB, 64 * KIB, 4 * GIB)
     max_resets_per_s: int = within(1_000, 1, 1_000_000)
     max_control_per_s: int = within(5_000, 1, 1_000_000)  # PING, SETTINGS and their like
@@ -31,3 +31,4 @@ class LeanSettings(SettingsSection):
     max_age_ms: int = within(0, 0, 365 * DAY_MS)  # of a connection, about; 0: none
     max_age_grace_ms: int = within(60_000, 0, DAY_MS)  # for calls in progress then
     compress_bytes: int = within(0, 0, GIB)  # answers of that size; 0: none
+    lanes: bool = True  # ordinary calls that came together are served together

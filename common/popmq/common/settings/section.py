@@ -13,8 +13,9 @@ T = TypeVar("T")
 Check = Callable[[T], str]
 
 
-def checked(default: T, check: Check[T]) -> T:
-    return field(default=default, metadata={"check": check})
+def checked(default: T, check: Check[T], allowed: str = "") -> T:
+    """`allowed` says in words which values pass."""
+    return field(default=default, metadata={"check": check, "allowed": allowed})
 
 
 def constant(value: T) -> T:
@@ -28,18 +29,18 @@ def within(default: int, low: int, high: int) -> int:
             return f"at least {low}"
         return f"at most {high}" if value > high else ""
 
-    return checked(default, check)
+    return checked(default, check, f"{low} to {high}")
 
 
 def matching(default: str, pattern: str, what: str) -> str:
-    return checked(default, lambda value: "" if re.fullmatch(pattern, value) else what)
+    return checked(default, lambda value: "" if re.fullmatch(pattern, value) else what, what)
 
 
 def one_of(default: str, *choices: str, **refused: str) -> str:
     def check(value: str) -> str:
         return "" if value in choices else refused.get(value, "one of " + ", ".join(choices))
 
-    return checked(default, check)
+    return checked(default, check, "one of " + ", ".join(choice or "empty" for choice in choices))
 
 
 def shown(value: object) -> str:

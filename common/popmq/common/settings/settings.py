@@ -3,7 +3,7 @@
 A TOML file, then `POPMQ_<SECTION>_<KEY>`, then flags; the later wins.  Units are in the names:
 an `_ms` setting takes milliseconds or `90s`, a `_bytes` setting takes bytes or `4MiB`.  A wrong
 name or value stops the process before it opens anything.  Only this module reads the
-environment (docs/operating.md).
+environment (docs/reference/settings.md).
 """
 
 import difflib
@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from popmq.common.address import address_error
+from popmq.common.address import address_error, is_loopback
 from popmq.common.address import format_address as format_address
 from popmq.common.address import parse_address as parse_address
 from popmq.common.errors import ConfigError
@@ -26,6 +26,8 @@ from popmq.common.quantities import (
     parse_duration_ms,
     parse_size,
 )
+from popmq.common.settings.auth_settings import AuthSettings
+from popmq.common.settings.console_settings import ConsoleSettings
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
@@ -38,10 +40,17 @@ from popmq.common.settings.section import matching as _matching
 from popmq.common.settings.section import one_of as _one_of
 from popmq.common.settings.section import within as _within
 from popmq.common.settings.send_settings import DedupSettings, TransactionSettings
+from popmq.common.signing import ACCESS_KEY_VARIABLE, SECRET_VARIABLE
 
 CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
+CLIENT_ADMIN_ENDPOINT = "POPMQ_ADMIN_ENDPOINT"
 CLIENT_TLS_CA = "POPMQ_TLS_CA"
+_OF_CLIENTS = (
+    *(CLIENT_ENDPOINT, CLIENT_ADMIN_ENDPOINT, CLIENT_TLS_CA),
+    *(ACCESS_KEY_VARIABLE, SECRET_VARIABLE),
+)
 OVER_TLS = "tls://"
+UNIX = "unix:"
 DEFAULT_ENDPOINT = "127.0.0.1:8081"
 
 
@@ -49,9 +58,9 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-def client_endpoint(environ: Mapping[str, str]) -> str:
-    """Where the commands find a proxy unless --endpoint says otherwise."""
-    return environ.get(CLIENT_ENDPOINT) or DEFAULT_ENDPOINT
+def runtime_folder() -> str:
+    """Of this user, for sockets; empty where the system gives none."""
+    return os.environ.get("XDG_RUNTIME_DIR", "")
 
 
 def _name_of(default: str, *, optional: bool = False) -> str:
@@ -62,11 +71,27 @@ def _name_of(default: str, *, optional: bool = False) -> str:
 
 
 def _address(default: str, *, optional: bool = False) -> str:
-    return _checked(default, lambda value: "" if optional and not value else address_error(value))
+    return _checked(
+        default,
+        lambda value: "" if optional and not value else address_error(value),
+        "HOST:PORT" + (" or empty" if optional else ""),
+    )
+
+
+def _frame_address(default: str, *, optional: bool = False) -> str:
+    """An address of frames may be a unix socket, too."""
+
+    def complaint(value: str) -> str:
+        if (optional and not value) or (value.startswith(UNIX) and value != UNIX):
+            return ""
+        return address_error(value)
+
+    allowed = "HOST:PORT or unix:PATH" + (" or empty" if optional else "")
+    return _checked(default, complaint, allowed)
 
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
-    places = [value for value in values if not value.startswith("unix:")]
+    places = [value for value in values if not value.startswith(UNIX)]
     return next(filter(None, map(address_error, places)), "" if values else "at least one address")
 
 
@@ -74,7 +99,7 @@ _MAX_BUFFERED_MS = 10 * 60_000
 
 
 def _bad_namespaces(values: tuple[str, ...]) -> str:
-    good = all(one.replace("-", "").isalnum() and one.islower() for one in values)
+    good = all(value.replace("-", "").isalnum() and value.islower() for value in values)
     return "" if good else "names of namespaces"
 
 
@@ -87,6 +112,7 @@ class OperatorSettings(SettingsSection):
     namespaces: tuple[str, ...] = checked((), _bad_namespaces)  # none: every namespace
     image: str = "popmq:latest"
     report_image: str = "popmq-reports:latest"
+    images: tuple[str, ...] = ()  # prefixes or digests; none: every version of its own images
     report_role: str = ""  # "": none may
     kubeconfig: str = ""
     identity: str = ""  # "": the name of the host, which is that of the pod
@@ -94,7 +120,7 @@ class OperatorSettings(SettingsSection):
     lease_namespace: str = ""  # "": its own
     lease_duration_ms: int = within(15_000, 1_000, 600_000)
     lease_renew_ms: int = within(2_000, 100, 60_000)
-    resync_ms: int = within(30_000, 100, 3_600_000)
+    resync_ms: int = within(300_000, 100, 3_600_000)
     declared_resync_ms: int = constant(5_000)
     controller_address: str = ""
     proxy_address: str = ""
@@ -117,6 +143,8 @@ class PopSettings(SettingsSection):
     retry_first_percent: int = within(20, 0, 100)
     # Of a topic of type priority: one receive in so many begins with a lower queue.
     priority_turn: int = constant(8)
+    # SQL filters of one connection that its proxy has not seen lately; ten times as many at once.
+    sql_filters_per_s: int = within(10, 1, 1_000_000)
     catch_up_percent: int = within(8, 1, 100)
     catch_up_behind_bytes: int = constant(64 * MIB)
     revive_step_ms: int = within(16, 1, 60_000)
@@ -147,11 +175,13 @@ class PopSettings(SettingsSection):
 class ClusterSettings(_Section):
     name: str = _name_of("popmq")
     formerly: str = _name_of("", optional=True)  # whose data directory a broker may take over
+    secret_file: str = ""  # what our processes prove to each other that they know
+    secret_required: bool = True  # false while a cluster is moved to a secret
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings(_Section):
-    listen: str = _address("127.0.0.1:9878")
+    listen: str = _frame_address("127.0.0.1:9878")
     addresses: tuple[str, ...] = _checked(("127.0.0.1:9878",), _bad_addresses)
     heartbeat_ms: int = _within(500, 10, 60_000)
     dead_after_ms: int = _within(2000, 20, 600_000)
@@ -170,14 +200,16 @@ class BrokerSettings(_Section):
     name: str = _name_of("broker-a")  # of the broker group: all its replicas have the same
     node: str = _name_of("", optional=True)  # of this process in the cluster; "" is broker.name
     data: str = _checked("./popmq-data", lambda path: "" if path.strip() else "a path")
-    listen: str = _address("127.0.0.1:10911")
-    advertise: str = _address("", optional=True)  # "" says what it listens on
+    listen: str = _frame_address("127.0.0.1:10911")
+    advertise: str = _frame_address("", optional=True)  # "" says what it listens on
 
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
+    admin_listen: str = _frame_address("", optional=True)  # "": a unix socket that it names
+    admin_on_public: bool = False
     transport: str = _one_of("lean", "lean", "grpcio")
     workers: int = _within(1, 1, 256)  # processes that share the port
     tls: str = _one_of("auto", "auto", "off", "only")
@@ -185,9 +217,9 @@ class ProxySettings(_Section):
     tls_key: str = ""
 
     def relations(self) -> None:
-        for one, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
-            if getattr(self, one) and not getattr(self, other):
-                raise self.refuse(other, f"needed, as proxy.{one} is set")
+        for present, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
+            if getattr(self, present) and not getattr(self, other):
+                raise self.refuse(other, f"needed, as proxy.{present} is set")
         if self.transport != "lean" and self.workers > 1:
             raise self.refuse("workers", "more than one needs proxy.transport = lean")
         if self.transport != "lean" and (self.tls == "only" or self.tls_certificate):
@@ -195,9 +227,42 @@ class ProxySettings(_Section):
             raise self.refuse("transport", complaint)
 
 
+def _bad_group_ports(values: tuple[str, ...]) -> str:
+    parts = [value.rpartition(":") for value in values]
+    names, ports = [name for name, _, _ in parts], [port for _, _, port in parts]
+    good = all(
+        re.fullmatch(r"[a-zA-Z0-9_-]{1,100}", name)
+        and re.fullmatch(r"[1-9][0-9]{0,4}", port)
+        and int(port) < 1 << 16
+        for name, port in zip(names, ports, strict=True)
+    )
+    if not good:
+        return "BROKER_GROUP:PORT for each broker group, as broker-a:9081"
+    repeats = len(set(names)) < len(names) or len(set(ports)) < len(ports)
+    return "each broker group and each port once" if repeats else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingSettings(_Section):
+    listen: str = _address("", optional=True)  # "": on the public port only
+    advertise: str = _address("", optional=True)  # "": proxy.advertise, or what a client reached
+    # For clients that cannot name a broker group in a request: a port for each group.
+    group_ports: tuple[str, ...] = _checked((), _bad_group_ports)
+
+    def ports_of_groups(self) -> dict[str, int]:
+        parts = (value.rpartition(":") for value in self.group_ports)
+        return {name: int(port) for name, _, port in parts}
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings(_Section):
+    open_to_anybody: bool = False  # off loopback, clients and administration in plain text
+
+
 @dataclass(frozen=True, slots=True)
 class HttpSettings(_Section):
     listen: str = _address("127.0.0.1:5557")
+    health_listen: str = _address("", optional=True)  # /livez, /readyz and /version alone; "": none
 
 
 _BY_TOPIC = "a topic's choice (popmq topic create NAME --durability memory), not the store's"
@@ -224,6 +289,7 @@ class MessageSettings(_Section):
     max_body_bytes: int = _within(4 * MIB, 1, 32 * MIB)
     max_properties: int = _within(128, 0, 1024)
     max_properties_bytes: int = _within(16 * KIB, 0, MIB)
+    max_batch: int = _within(1_024, 1, 4_096)  # messages of one send
 
     @property
     def largest_bytes(self) -> int:
@@ -255,12 +321,14 @@ class TimerSettings(_Section):
 class GroupSettings(_Section):
     max_attempts: int = _within(17, 1, 1000)
     auto_create: bool = True
+    auto_created_limit: int = _within(1_000, 1, 50_000)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings(_Section):
     auto_create: bool = False
     queues: int = _within(8, 1, 1024)
+    queues_total: int = _within(200_000, 1, 10_000_000)  # of all topics of a broker group
     auto_create_type: str = _one_of(
         "mixed", "normal", "fifo", "delay", "transaction", "priority", "mixed"
     )
@@ -288,7 +356,10 @@ class Settings:
     controller: ControllerSettings = ControllerSettings()
     broker: BrokerSettings = BrokerSettings()
     proxy: ProxySettings = ProxySettings()
+    auth: AuthSettings = field(default_factory=AuthSettings)
     lean: LeanSettings = field(default_factory=LeanSettings)
+    remoting: RemotingSettings = RemotingSettings()
+    listen: ListenSettings = ListenSettings()
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
@@ -303,6 +374,7 @@ class Settings:
     frames: FramesSettings = FramesSettings()
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     reports: ReportsSettings = field(default_factory=ReportsSettings)
+    console: ConsoleSettings = field(default_factory=ConsoleSettings)
     operator: OperatorSettings = field(default_factory=OperatorSettings)
 
     def __post_init__(self) -> None:
@@ -334,6 +406,24 @@ class Settings:
             raise self.replication.refuse(
                 "fetch_bytes", f"at most {most}, which frames.max_frame_bytes leaves"
             )
+
+    def check_client_ports(self) -> None:
+        """Raises ConfigError for a port of clients or administration that takes plain text from
+        other machines, unless that is a decision. Ports of frames have a check of their own."""
+        if self.listen.open_to_anybody or self.proxy.tls == "only":
+            return
+        for setting, address in (
+            ("proxy.listen, --port", self.proxy.listen),
+            ("proxy.admin_listen, --admin-port", self.proxy.admin_listen),
+            ("remoting.listen, --remoting-port", self.remoting.listen),
+        ):
+            is_network = address and not address.startswith(UNIX)
+            if is_network and not is_loopback(parse_address(address)[0]):
+                raise ConfigError(
+                    f"{address} ({setting}) can be reached from other machines, in plain text and "
+                    "by anybody: set proxy.tls = only, or, if that is meant, "
+                    "listen.open_to_anybody = true (--open-to-anybody)"
+                )
 
     @property
     def node(self) -> str:
@@ -429,21 +519,22 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TC
 
 
 def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[str, str]:
-    names = {_variable(key): key for key in known}
+    names = {variable_of(key): key for key in known}
     for name in environ:
-        strange = name.startswith("POPMQ_") and name not in (*names, CLIENT_ENDPOINT, CLIENT_TLS_CA)
+        strange = name.startswith("POPMQ_") and name not in (*names, *_OF_CLIENTS)
         if strange and not _SERVICE_LINK.search(name):
             raise _unknown(f"environment variable {name}", name, names)
     return {name: key for name, key in names.items() if name in environ}
 
 
-def _variable(key: str) -> str:
+def variable_of(key: str) -> str:
+    """The environment variable that sets it."""
     return f"POPMQ_{key.replace('.', '_').upper()}"
 
 
 def _unknown(what: str, name: str, known: Mapping[str, object]) -> ConfigError:
     for key, value in Settings().flat(constants=True).items():
-        if name in (key, _variable(key)):
+        if name in (key, variable_of(key)):
             return ConfigError(f"{what} is no setting any more, it is always {shown(value)}")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return ConfigError(f"{what} is unknown; the nearest known one is {near[0]}")

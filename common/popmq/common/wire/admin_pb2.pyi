@@ -226,16 +226,20 @@ class CreateTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    created_by: _builtins.str
+    """set by the proxy: the user that calls"""
     @_builtins.property
     def topic(self) -> Global___Topic: ...
     def __init__(
         self,
         *,
         topic: Global___Topic | None = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,16 +386,20 @@ class CreateGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    created_by: _builtins.str
+    """set by the proxy: the user that calls"""
     @_builtins.property
     def group(self) -> Global___Group: ...
     def __init__(
         self,
         *,
         group: Global___Group | None = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "group", b"group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1008,6 +1016,7 @@ class Lag(_message.Message):
     EXPIRED_FIELD_NUMBER: _builtins.int
     OLDEST_READY_MS_FIELD_NUMBER: _builtins.int
     UNKNOWN_AGES_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     group: _builtins.str
     topic: _builtins.str
@@ -1026,6 +1035,8 @@ class Lag(_message.Message):
     """Queues with ready messages of which nobody knows when the oldest was stored: the record is
     damaged, or the disk cannot read it. `oldest_ready_ms` is of the other queues.
     """
+    delivered: _builtins.int
+    """to the group since the broker started; redeliveries are counted"""
     def __init__(
         self,
         *,
@@ -1040,14 +1051,41 @@ class Lag(_message.Message):
         expired: _builtins.int = ...,
         oldest_ready_ms: _builtins.int = ...,
         unknown_ages: _builtins.int = ...,
+        delivered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "delivered", b"delivered", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lag: _TypeAlias = Lag  # noqa: Y015
+
+@_typing.final
+class StoredCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    topic: _builtins.str
+    stored: _builtins.int
+    """messages since the broker started; retries are not counted"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        stored: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "stored", b"stored", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredCount: _TypeAlias = StoredCount  # noqa: Y015
 
 @_typing.final
 class DeadLetterCount(_message.Message):
@@ -1088,6 +1126,7 @@ class LagReply(_message.Message):
     INCOMPLETE_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     incomplete: _builtins.str
     now_ms: _builtins.int
     @_builtins.property
@@ -1100,6 +1139,10 @@ class LagReply(_message.Message):
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """who answered"""
 
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredCount]:
+        """of topics that messages came to"""
+
     def __init__(
         self,
         *,
@@ -1109,10 +1152,11 @@ class LagReply(_message.Message):
         incomplete: _builtins.str = ...,
         now_ms: _builtins.int = ...,
         brokers: _abc.Iterable[_builtins.str] | None = ...,
+        stored: _abc.Iterable[Global___StoredCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "dead_letters", b"dead_letters", "incomplete", b"incomplete", "lags", b"lags", "now_ms", b"now_ms", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "dead_letters", b"dead_letters", "incomplete", b"incomplete", "lags", b"lags", "now_ms", b"now_ms", "status", b"status", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1126,7 +1170,9 @@ class TimeSpansRequest(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    holders: _builtins.bool
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: those that the group has read"""
@@ -1136,10 +1182,11 @@ class TimeSpansRequest(_message.Message):
         *,
         group: _builtins.str = ...,
         topics: _abc.Iterable[_builtins.str] | None = ...,
+        holders: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "holders", b"holders", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1158,6 +1205,8 @@ class TimeSpan(_message.Message):
     NEWEST_MS_FIELD_NUMBER: _builtins.int
     READ_MS_FIELD_NUMBER: _builtins.int
     NEXT_MS_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     topic: _builtins.str
     queue_id: _builtins.int
@@ -1167,6 +1216,10 @@ class TimeSpan(_message.Message):
     """the last one that the group has been given"""
     next_ms: _builtins.int
     """the first one that it has not"""
+    unread: _builtins.int
+    """how many it has not been given"""
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueHolder]: ...
     def __init__(
         self,
         *,
@@ -1177,14 +1230,42 @@ class TimeSpan(_message.Message):
         newest_ms: _builtins.int = ...,
         read_ms: _builtins.int = ...,
         next_ms: _builtins.int = ...,
+        unread: _builtins.int | None = ...,
+        holders: _abc.Iterable[Global___QueueHolder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_unread", b"_unread", "unread", b"unread"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unread", b"_unread", "broker", b"broker", "holders", b"holders", "newest_ms", b"newest_ms", "next_ms", b"next_ms", "oldest_ms", b"oldest_ms", "queue_id", b"queue_id", "read_ms", b"read_ms", "topic", b"topic", "unread", b"unread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__unread: _TypeAlias = _typing.Literal["unread"]  # noqa: Y015
+    _WhichOneofArgType__unread: _TypeAlias = _typing.Literal["_unread", b"_unread"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unread) -> _WhichOneofReturnType__unread | None: ...
+
+Global___TimeSpan: _TypeAlias = TimeSpan  # noqa: Y015
+
+@_typing.final
+class QueueHolder(_message.Message):
+    """A client that was delivered messages of a queue and has not acked them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    messages: _builtins.int
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        messages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "newest_ms", b"newest_ms", "next_ms", b"next_ms", "oldest_ms", b"oldest_ms", "queue_id", b"queue_id", "read_ms", b"read_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TimeSpan: _TypeAlias = TimeSpan  # noqa: Y015
+Global___QueueHolder: _TypeAlias = QueueHolder  # noqa: Y015
 
 @_typing.final
 class TimeSpansReply(_message.Message):
@@ -1215,6 +1296,245 @@ class TimeSpansReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TimeSpansReply: _TypeAlias = TimeSpansReply  # noqa: Y015
+
+@_typing.final
+class ListClientsRequest(_message.Message):
+    """The clients that proxies heard lately, of all proxies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """that they consume in; empty: all"""
+    topic: _builtins.str
+    """that they publish to or are subscribed to; empty: all"""
+    after: _builtins.str
+    """client ids behind this one"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "group", b"group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsRequest: _TypeAlias = ListClientsRequest  # noqa: Y015
+
+@_typing.final
+class ConnectedClient(_message.Message):
+    """What a proxy knows of a client. Texts that its client did not say are empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    SHORTENED_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    language: _builtins.str
+    """as the client writes it: JAVA, PYTHON, ..."""
+    version: _builtins.str
+    """of the client; with Remoting a number that RocketMQ gives to a version"""
+    protocol: _builtins.str
+    """grpc | remoting"""
+    kind: _builtins.str
+    """producer | push consumer | simple consumer | pull consumer | lite ..."""
+    shortened: _builtins.bool
+    """there are more topics or groups than are listed"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientGroup]:
+        """consumer groups"""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it publishes to"""
+
+    @_builtins.property
+    def connections(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientConnection]:
+        """the one heard last comes first"""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        language: _builtins.str = ...,
+        version: _builtins.str = ...,
+        protocol: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        groups: _abc.Iterable[Global___ClientGroup] | None = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        connections: _abc.Iterable[Global___ClientConnection] | None = ...,
+        shortened: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "connections", b"connections", "groups", b"groups", "kind", b"kind", "language", b"language", "protocol", b"protocol", "shortened", b"shortened", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConnectedClient: _TypeAlias = ConnectedClient  # noqa: Y015
+
+@_typing.final
+class ClientGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientSubscription]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        subscriptions: _abc.Iterable[Global___ClientSubscription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "subscriptions", b"subscriptions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientGroup: _TypeAlias = ClientGroup  # noqa: Y015
+
+@_typing.final
+class ClientSubscription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    filter: _builtins.str
+    """tags or SQL; empty: every message"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        filter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientSubscription: _TypeAlias = ClientSubscription  # noqa: Y015
+
+@_typing.final
+class ClientConnection(_message.Message):
+    """With one proxy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROXY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    SILENT_MS_FIELD_NUMBER: _builtins.int
+    proxy: _builtins.str
+    """HOST:PORT where it listens, and /N of its Nth worker"""
+    address: _builtins.str
+    """HOST:PORT of the client, or of what stands between"""
+    since_ms: _builtins.int
+    """when that proxy heard it first, wall milliseconds"""
+    silent_ms: _builtins.int
+    """how long ago a broker heard of it last"""
+    def __init__(
+        self,
+        *,
+        proxy: _builtins.str = ...,
+        address: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        silent_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "proxy", b"proxy", "silent_ms", b"silent_ms", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientConnection: _TypeAlias = ClientConnection  # noqa: Y015
+
+@_typing.final
+class ListClientsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    now_ms: _builtins.int
+    until: _builtins.str
+    """there are more behind this client id; empty: these are all"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectedClient]:
+        """by client id"""
+
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        clients: _abc.Iterable[Global___ConnectedClient] | None = ...,
+        incomplete: _builtins.str = ...,
+        now_ms: _builtins.int = ...,
+        until: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "incomplete", b"incomplete", "now_ms", b"now_ms", "status", b"status", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsReply: _TypeAlias = ListClientsReply  # noqa: Y015
+
+@_typing.final
+class DescribedClients(_message.Message):
+    """The end of a proxy's report of its clients (Kind.CLIENTS)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROXY_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    proxy: _builtins.str
+    """of the clients that the report says are alive"""
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectedClient]:
+        """new, changed, or asked for by the broker"""
+
+    @_builtins.property
+    def left(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of clients whose last connection to it has ended"""
+
+    def __init__(
+        self,
+        *,
+        proxy: _builtins.str = ...,
+        clients: _abc.Iterable[Global___ConnectedClient] | None = ...,
+        left: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "left", b"left", "proxy", b"proxy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribedClients: _TypeAlias = DescribedClients  # noqa: Y015
 
 @_typing.final
 class ResetOffsetRequest(_message.Message):
@@ -1508,6 +1828,7 @@ class RedriveRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     AFTER_MS_FIELD_NUMBER: _builtins.int
     BEFORE_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     broker: _builtins.str
     from_offset: _builtins.int
@@ -1523,6 +1844,8 @@ class RedriveRequest(_message.Message):
     """dead at or after, wall milliseconds"""
     before_ms: _builtins.int
     """dead before; 0: no bound"""
+    reason: _builtins.str
+    """as DeadLetter has it; empty: any"""
     def __init__(
         self,
         *,
@@ -1537,10 +1860,11 @@ class RedriveRequest(_message.Message):
         key: _builtins.str | None = ...,
         after_ms: _builtins.int = ...,
         before_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_tag", b"_tag", "key", b"key", "tag", b"tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_tag", b"_tag", "after_ms", b"after_ms", "before_ms", b"before_ms", "broker", b"broker", "dry_run", b"dry_run", "end_offset", b"end_offset", "from_offset", b"from_offset", "group", b"group", "key", b"key", "limit", b"limit", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_tag", b"_tag", "after_ms", b"after_ms", "before_ms", b"before_ms", "broker", b"broker", "dry_run", b"dry_run", "end_offset", b"end_offset", "from_offset", b"from_offset", "group", b"group", "key", b"key", "limit", b"limit", "reason", b"reason", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
@@ -1565,6 +1889,7 @@ class Redriven(_message.Message):
     FILTERED_FIELD_NUMBER: _builtins.int
     ORPHANED_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     next_offset: _builtins.int
     end_offset: _builtins.int
@@ -1576,6 +1901,8 @@ class Redriven(_message.Message):
     orphaned: _builtins.int
     """their topic is gone"""
     damaged: _builtins.int
+    reason: _builtins.str
+    """of the request; older brokers look at no reason"""
     def __init__(
         self,
         *,
@@ -1587,10 +1914,11 @@ class Redriven(_message.Message):
         filtered: _builtins.int = ...,
         orphaned: _builtins.int = ...,
         damaged: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["already", b"already", "broker", b"broker", "damaged", b"damaged", "end_offset", b"end_offset", "filtered", b"filtered", "next_offset", b"next_offset", "orphaned", b"orphaned", "redriven", b"redriven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["already", b"already", "broker", b"broker", "damaged", b"damaged", "end_offset", b"end_offset", "filtered", b"filtered", "next_offset", b"next_offset", "orphaned", b"orphaned", "reason", b"reason", "redriven", b"redriven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1760,6 +2088,7 @@ class ListTimersRequest(_message.Message):
     BEGIN_MS_FIELD_NUMBER: _builtins.int
     END_MS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """empty: all"""
     message_id: _builtins.str
@@ -1770,6 +2099,8 @@ class ListTimersRequest(_message.Message):
     """due before; 0: no end"""
     limit: _builtins.int
     """of each broker; 0: 100"""
+    key: _builtins.str
+    """of the message; empty: any"""
     def __init__(
         self,
         *,
@@ -1778,10 +2109,11 @@ class ListTimersRequest(_message.Message):
         begin_ms: _builtins.int = ...,
         end_ms: _builtins.int = ...,
         limit: _builtins.int = ...,
+        key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ms", b"begin_ms", "end_ms", b"end_ms", "limit", b"limit", "message_id", b"message_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ms", b"begin_ms", "end_ms", b"end_ms", "key", b"key", "limit", b"limit", "message_id", b"message_id", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1800,6 +2132,7 @@ class Timer(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     BROKER_FIELD_NUMBER: _builtins.int
+    HAS_KEY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """where it will be delivered"""
     queue_id: _builtins.int
@@ -1813,6 +2146,8 @@ class Timer(_message.Message):
     state: _builtins.str
     """PENDING | LATE"""
     broker: _builtins.str
+    has_key: _builtins.bool
+    """that was asked for; older brokers look at no key"""
     def __init__(
         self,
         *,
@@ -1825,10 +2160,11 @@ class Timer(_message.Message):
         offset: _builtins.int = ...,
         state: _builtins.str = ...,
         broker: _builtins.str = ...,
+        has_key: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "due_ms", b"due_ms", "message_id", b"message_id", "offset", b"offset", "position", b"position", "queue_id", b"queue_id", "state", b"state", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "due_ms", b"due_ms", "has_key", b"has_key", "message_id", b"message_id", "offset", b"offset", "position", b"position", "queue_id", b"queue_id", "state", b"state", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2161,3 +2497,745 @@ class FailoverReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FailoverReply: _TypeAlias = FailoverReply  # noqa: Y015
+
+@_typing.final
+class DescribeSettingsRequest(_message.Message):
+    """The settings that processes run with: this proxy, the masters of all broker groups, controllers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSettingsRequest: _TypeAlias = DescribeSettingsRequest  # noqa: Y015
+
+@_typing.final
+class ProcessSettings(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """proxy | broker | controller"""
+    process: _builtins.str
+    """its name, or where it listens"""
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by section.key, each as JSON"""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        process: _builtins.str = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "role", b"role", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessSettings: _TypeAlias = ProcessSettings  # noqa: Y015
+
+@_typing.final
+class DescribeSettingsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessSettings]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        processes: _abc.Iterable[Global___ProcessSettings] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "processes", b"processes", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSettingsReply: _TypeAlias = DescribeSettingsReply  # noqa: Y015
+
+@_typing.final
+class UserSecret(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    key: _builtins.str
+    """the id of the sealing key"""
+    until_ms: _builtins.int
+    """wall milliseconds; 0: no end"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        key: _builtins.str = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserSecret: _TypeAlias = UserSecret  # noqa: Y015
+
+@_typing.final
+class UserEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    DENY_FIELD_NUMBER: _builtins.int
+    deny: _builtins.bool
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """cluster, namespace:NAME, topic:NAME, group:NAME"""
+
+    @_builtins.property
+    def actions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
+    def __init__(
+        self,
+        *,
+        resources: _abc.Iterable[_builtins.str] | None = ...,
+        actions: _abc.Iterable[_builtins.str] | None = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+        deny: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "deny", b"deny", "networks", b"networks", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserEntry: _TypeAlias = UserEntry  # noqa: Y015
+
+@_typing.final
+class User(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class QuotasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    ENABLED_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSETS_FIELD_NUMBER: _builtins.int
+    LEARNS_CLOCK_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    type: _builtins.str
+    """super | normal"""
+    enabled: _builtins.bool
+    learns_clock: _builtins.bool
+    version: _builtins.int
+    @_builtins.property
+    def secrets(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserSecret]:
+        """no reply ever holds a secret itself"""
+
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserEntry]: ...
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def clock_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """minutes"""
+
+    @_builtins.property
+    def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """without those that are not limited"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+        enabled: _builtins.bool = ...,
+        secrets: _abc.Iterable[Global___UserSecret] | None = ...,
+        entries: _abc.Iterable[Global___UserEntry] | None = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+        clock_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        learns_clock: _builtins.bool = ...,
+        version: _builtins.int = ...,
+        quotas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offsets", b"clock_offsets", "enabled", b"enabled", "entries", b"entries", "learns_clock", b"learns_clock", "name", b"name", "networks", b"networks", "quotas", b"quotas", "secrets", b"secrets", "type", b"type", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___User: _TypeAlias = User  # noqa: Y015
+
+@_typing.final
+class UserReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def user(self) -> Global___User: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        user: Global___User | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "user", b"user"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserReply: _TypeAlias = UserReply  # noqa: Y015
+
+@_typing.final
+class CreateUserRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    type: _builtins.str
+    secret: _builtins.str
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserEntry]: ...
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+        secret: _builtins.str = ...,
+        entries: _abc.Iterable[Global___UserEntry] | None = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "name", b"name", "networks", b"networks", "secret", b"secret", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateUserRequest: _TypeAlias = CreateUserRequest  # noqa: Y015
+
+@_typing.final
+class AlterUserRequest(_message.Message):
+    """empty fields stay as they are"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class QuotasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    RETIRE_MS_FIELD_NUMBER: _builtins.int
+    DROP_SECRET_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    ANY_NETWORK_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    type: _builtins.str
+    state: _builtins.str
+    """enabled | disabled"""
+    secret: _builtins.str
+    """one more"""
+    retire_ms: _builtins.int
+    """how long the older secret is good beside it"""
+    drop_secret: _builtins.str
+    any_network: _builtins.bool
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by name; 0: no limit from now on"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+        state: _builtins.str = ...,
+        secret: _builtins.str = ...,
+        retire_ms: _builtins.int = ...,
+        drop_secret: _builtins.str = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+        any_network: _builtins.bool = ...,
+        quotas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_network", b"any_network", "drop_secret", b"drop_secret", "name", b"name", "networks", b"networks", "quotas", b"quotas", "retire_ms", b"retire_ms", "secret", b"secret", "state", b"state", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterUserRequest: _TypeAlias = AlterUserRequest  # noqa: Y015
+
+@_typing.final
+class DeleteUserRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteUserRequest: _TypeAlias = DeleteUserRequest  # noqa: Y015
+
+@_typing.final
+class DescribeUserRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeUserRequest: _TypeAlias = DescribeUserRequest  # noqa: Y015
+
+@_typing.final
+class ListUsersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsersRequest: _TypeAlias = ListUsersRequest  # noqa: Y015
+
+@_typing.final
+class ListUsersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """auth.mode"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___User]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        users: _abc.Iterable[Global___User] | None = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "status", b"status", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsersReply: _TypeAlias = ListUsersReply  # noqa: Y015
+
+@_typing.final
+class GrantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserEntry]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        entries: _abc.Iterable[Global___UserEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantRequest: _TypeAlias = GrantRequest  # noqa: Y015
+
+@_typing.final
+class RevokeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    all: _builtins.bool
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserEntry]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        entries: _abc.Iterable[Global___UserEntry] | None = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "entries", b"entries", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeRequest: _TypeAlias = RevokeRequest  # noqa: Y015
+
+@_typing.final
+class SetUserClockRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    LEARN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    learn: _builtins.bool
+    @_builtins.property
+    def add(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """minutes"""
+
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        add: _abc.Iterable[_builtins.int] | None = ...,
+        remove: _abc.Iterable[_builtins.int] | None = ...,
+        learn: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "learn", b"learn", "name", b"name", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetUserClockRequest: _TypeAlias = SetUserClockRequest  # noqa: Y015
+
+@_typing.final
+class CheckAccessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    action: _builtins.str
+    resource: _builtins.str
+    address: _builtins.str
+    """of the caller; empty: of none"""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        action: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "address", b"address", "resource", b"resource", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAccessRequest: _TypeAlias = CheckAccessRequest  # noqa: Y015
+
+@_typing.final
+class CheckAccessReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    allowed: _builtins.bool
+    reason: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        allowed: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "reason", b"reason", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAccessReply: _TypeAlias = CheckAccessReply  # noqa: Y015
+
+@_typing.final
+class SetAuthModeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAuthModeRequest: _TypeAlias = SetAuthModeRequest  # noqa: Y015
+
+@_typing.final
+class AuthModeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthModeReply: _TypeAlias = AuthModeReply  # noqa: Y015
+
+@_typing.final
+class RotateKeysRequest(_message.Message):
+    """Of receipt handles and transaction ids, in every broker group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOK_FIELD_NUMBER: _builtins.int
+    look: _builtins.bool
+    def __init__(
+        self,
+        *,
+        look: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look", b"look"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeysRequest: _TypeAlias = RotateKeysRequest  # noqa: Y015
+
+@_typing.final
+class SigningKeyState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    id: _builtins.int
+    until_ms: _builtins.int
+    """log time; 0: it signs now"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        id: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "id", b"id", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SigningKeyState: _TypeAlias = SigningKeyState  # noqa: Y015
+
+@_typing.final
+class RotateKeysReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SigningKeyState]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        keys: _abc.Iterable[Global___SigningKeyState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeysReply: _TypeAlias = RotateKeysReply  # noqa: Y015
+
+@_typing.final
+class ResealSecretsRequest(_message.Message):
+    """Seal users' secrets with the first key of the proxy's auth.key_file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResealSecretsRequest: _TypeAlias = ResealSecretsRequest  # noqa: Y015
+
+@_typing.final
+class ResealSecretsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RESEALED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """its id"""
+    resealed: _builtins.int
+    """secrets, in this call"""
+    left: _builtins.int
+    """with another key: call again"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        key: _builtins.str = ...,
+        resealed: _builtins.int = ...,
+        left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "left", b"left", "resealed", b"resealed", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResealSecretsReply: _TypeAlias = ResealSecretsReply  # noqa: Y015

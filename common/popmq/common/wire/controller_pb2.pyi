@@ -478,6 +478,7 @@ class RoutesReply(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     owner: _builtins.str
     """the broker group that owns topics, groups and users"""
@@ -485,16 +486,21 @@ class RoutesReply(_message.Message):
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerAddress]:
         """masters only"""
 
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """groups without a master since this controller started"""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         brokers: _abc.Iterable[Global___BrokerAddress] | None = ...,
         owner: _builtins.str = ...,
+        absent: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "owner", b"owner", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "brokers", b"brokers", "owner", b"owner", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

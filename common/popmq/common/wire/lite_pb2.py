@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/lite.proto\x12\rpopmq.lite.v1\"\xac\x01\n\x08SyncLite\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x04 \x01(\r\x12\r\n\x05names\x18\x05 \x03(\t\x12\x10\n\x06newest\x18\x06 \x01(\x08H\x00\x12\x10\n\x06offset\x18\x07 \x01(\x04H\x00\x12\x0e\n\x04tail\x18\x08 \x01(\x04H\x00\x12\x13\n\tstored_ms\x18\t \x01(\x04H\x00\x42\x07\n\x05\x62\x65gin\"i\n\x0bLiteNotices\x12/\n\x05\x65nded\x18\x01 \x03(\x0b\x32 .popmq.lite.v1.LiteNotices.Ended\x1a)\n\x05\x45nded\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/lite.proto\x12\rpopmq.lite.v1\"\xac\x01\n\x08SyncLite\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x04 \x01(\r\x12\r\n\x05names\x18\x05 \x03(\t\x12\x10\n\x06newest\x18\x06 \x01(\x08H\x00\x12\x10\n\x06offset\x18\x07 \x01(\x04H\x00\x12\x0e\n\x04tail\x18\x08 \x01(\x04H\x00\x12\x13\n\tstored_ms\x18\t \x01(\x04H\x00\x42\x07\n\x05\x62\x65gin\"~\n\x0bLiteNotices\x12/\n\x05\x65nded\x18\x01 \x03(\x0b\x32 .popmq.lite.v1.LiteNotices.Ended\x12\x13\n\x0bundescribed\x18\x02 \x03(\t\x1a)\n\x05\x45nded\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SYNCLITE']._serialized_start=48
   _globals['_SYNCLITE']._serialized_end=220
   _globals['_LITENOTICES']._serialized_start=222
-  _globals['_LITENOTICES']._serialized_end=327
-  _globals['_LITENOTICES_ENDED']._serialized_start=286
-  _globals['_LITENOTICES_ENDED']._serialized_end=327
+  _globals['_LITENOTICES']._serialized_end=348
+  _globals['_LITENOTICES_ENDED']._serialized_start=307
+  _globals['_LITENOTICES_ENDED']._serialized_end=348
 # @@protoc_insertion_point(module_scope)

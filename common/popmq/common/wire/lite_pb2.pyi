@@ -73,7 +73,9 @@ Global___SyncLite: _TypeAlias = SyncLite  # noqa: Y015
 
 @_typing.final
 class LiteNotices(_message.Message):
-    """The answer to a proxy that says which clients listen to it: what is to be told them."""
+    """The answer to a proxy that says which clients it heard: what is to be told those that listen to it,
+    and of which the broker holds no description.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -101,16 +103,20 @@ class LiteNotices(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ENDED_FIELD_NUMBER: _builtins.int
+    UNDESCRIBED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiteNotices.Ended]: ...
+    @_builtins.property
+    def undescribed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         ended: _abc.Iterable[Global___LiteNotices.Ended] | None = ...,
+        undescribed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "undescribed", b"undescribed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

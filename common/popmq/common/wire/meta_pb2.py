@@ -24,23 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/meta.proto\x12\rpopmq.meta.v1\"\xa9\x01\n\x0bTopicRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\r\x12\x0c\n\x04type\x18\x04 \x01(\r\x12\x12\n\npermission\x18\x05 \x01(\r\x12\x14\n\x0cretention_ms\x18\x06 \x01(\x04\x12\x0f\n\x07\x62rokers\x18\x07 \x03(\t\x12\x12\n\ndurability\x18\x1e \x01(\r\x12\x13\n\x0blite_ttl_ms\x18\x1f \x01(\x04\"\xbf\x01\n\x0bGroupRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\r\x12\x14\n\x0cmax_attempts\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61\x63k_off_ms\x18\x05 \x03(\x04\x12\x10\n\x08start_at\x18\x06 \x01(\r\x12\x14\n\x0c\x63heck_points\x18\x14 \x01(\r\x12\x35\n\x0b\x65xponential\x18\x16 \x01(\x0b\x32 .popmq.meta.v1.ExponentialRecord\"i\n\x11\x45xponentialRecord\x12\x12\n\ninitial_ms\x18\x01 \x01(\x04\x12\x0e\n\x06max_ms\x18\x02 \x01(\x04\x12\x18\n\x10multiplier_milli\x18\x03 \x01(\r\x12\x16\n\x0ejitter_percent\x18\x04 \x01(\r\"M\n\x07LastIds\x12\r\n\x05topic\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\r\x12\x13\n\x0blocal_topic\x18\x03 \x01(\r\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x04\"9\n\x08\x46ollowed\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"\xcb\x02\n\nMetaRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12+\n\x05topic\x18\x02 \x01(\x0b\x32\x1a.popmq.meta.v1.TopicRecordH\x00\x12\x17\n\rtopic_deleted\x18\x03 \x01(\rH\x00\x12+\n\x05group\x18\x04 \x01(\x0b\x32\x1a.popmq.meta.v1.GroupRecordH\x00\x12\x17\n\rgroup_deleted\x18\x05 \x01(\rH\x00\x12\x15\n\x0breceipt_key\x18\x06 \x01(\x0cH\x00\x12\x12\n\x08store_id\x18\x07 \x01(\tH\x00\x12*\n\x08last_ids\x18\x08 \x01(\x0b\x32\x16.popmq.meta.v1.LastIdsH\x00\x12+\n\x08\x66ollowed\x18\t \x01(\x0b\x32\x17.popmq.meta.v1.FollowedH\x00\x12\x12\n\x08\x64raining\x18\n \x01(\x08H\x00\x42\x08\n\x06\x63hangeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/meta.proto\x12\rpopmq.meta.v1\"\xbd\x01\n\x0bTopicRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\r\x12\x0c\n\x04type\x18\x04 \x01(\r\x12\x12\n\npermission\x18\x05 \x01(\r\x12\x14\n\x0cretention_ms\x18\x06 \x01(\x04\x12\x0f\n\x07\x62rokers\x18\x07 \x03(\t\x12\x12\n\ndurability\x18\x1e \x01(\r\x12\x13\n\x0blite_ttl_ms\x18\x1f \x01(\x04\x12\x12\n\ncreated_by\x18  \x01(\t\"\xe9\x01\n\x0bGroupRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\r\x12\x14\n\x0cmax_attempts\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61\x63k_off_ms\x18\x05 \x03(\x04\x12\x10\n\x08start_at\x18\x06 \x01(\r\x12\x14\n\x0c\x63heck_points\x18\x14 \x01(\r\x12\x35\n\x0b\x65xponential\x18\x16 \x01(\x0b\x32 .popmq.meta.v1.ExponentialRecord\x12\x14\n\x0c\x61uto_created\x18\x17 \x01(\x08\x12\x12\n\ncreated_by\x18\x18 \x01(\t\"i\n\x11\x45xponentialRecord\x12\x12\n\ninitial_ms\x18\x01 \x01(\x04\x12\x0e\n\x06max_ms\x18\x02 \x01(\x04\x12\x18\n\x10multiplier_milli\x18\x03 \x01(\r\x12\x16\n\x0ejitter_percent\x18\x04 \x01(\r\"M\n\x07LastIds\x12\r\n\x05topic\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\r\x12\x13\n\x0blocal_topic\x18\x03 \x01(\r\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x04\"9\n\x08\x46ollowed\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"X\n\x0cSecretRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x0e\n\x06sealed\x18\x04 \x01(\x0c\x12\x10\n\x08until_ms\x18\x05 \x01(\x04\"R\n\x0cPolicyRecord\x12\x11\n\tresources\x18\x01 \x03(\t\x12\x0f\n\x07\x61\x63tions\x18\x02 \x03(\t\x12\x10\n\x08networks\x18\x03 \x03(\t\x12\x0c\n\x04\x64\x65ny\x18\x04 \x01(\x08\"\xd0\x02\n\nUserRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_super\x18\x02 \x01(\x08\x12\x10\n\x08\x64isabled\x18\x03 \x01(\x08\x12,\n\x07secrets\x18\x04 \x03(\x0b\x32\x1b.popmq.meta.v1.SecretRecord\x12,\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x1b.popmq.meta.v1.PolicyRecord\x12\x10\n\x08networks\x18\x06 \x03(\t\x12\x15\n\rclock_offsets\x18\x07 \x03(\x11\x12\x14\n\x0clearns_clock\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\x04\x12\x35\n\x06quotas\x18\n \x03(\x0b\x32%.popmq.meta.v1.UserRecord.QuotasEntry\x1a-\n\x0bQuotasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"+\n\nAuthRecord\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x02 \x01(\x04\"B\n\x11SigningKeysRecord\x12-\n\x04keys\x18\x01 \x03(\x0b\x32\x1f.popmq.meta.v1.SigningKeyRecord\"@\n\x10SigningKeyRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x10\n\x08until_ms\x18\x03 \x01(\x04\"\xf3\x03\n\nMetaRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12+\n\x05topic\x18\x02 \x01(\x0b\x32\x1a.popmq.meta.v1.TopicRecordH\x00\x12\x17\n\rtopic_deleted\x18\x03 \x01(\rH\x00\x12+\n\x05group\x18\x04 \x01(\x0b\x32\x1a.popmq.meta.v1.GroupRecordH\x00\x12\x17\n\rgroup_deleted\x18\x05 \x01(\rH\x00\x12\x15\n\x0breceipt_key\x18\x06 \x01(\x0cH\x00\x12\x12\n\x08store_id\x18\x07 \x01(\tH\x00\x12*\n\x08last_ids\x18\x08 \x01(\x0b\x32\x16.popmq.meta.v1.LastIdsH\x00\x12+\n\x08\x66ollowed\x18\t \x01(\x0b\x32\x17.popmq.meta.v1.FollowedH\x00\x12\x12\n\x08\x64raining\x18\n \x01(\x08H\x00\x12)\n\x04user\x18\x0b \x01(\x0b\x32\x19.popmq.meta.v1.UserRecordH\x00\x12\x16\n\x0cuser_deleted\x18\x0c \x01(\tH\x00\x12)\n\x04\x61uth\x18\r \x01(\x0b\x32\x19.popmq.meta.v1.AuthRecordH\x00\x12\x38\n\x0csigning_keys\x18\x0e \x01(\x0b\x32 .popmq.meta.v1.SigningKeysRecordH\x00\x42\x08\n\x06\x63hange\"Q\n\x12\x46ollowUsersRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\r\x12\x15\n\rknown_version\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\"\x8a\x01\n\x10\x46ollowUsersReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\r\n\x05whole\x18\x04 \x01(\x08\x12(\n\x05users\x18\x05 \x03(\x0b\x32\x19.popmq.meta.v1.UserRecord\x12\x0f\n\x07\x64\x65leted\x18\x06 \x03(\t\"\x98\x05\n\x11\x43hangeUserRequest\x12\x33\n\x04kind\x18\x01 \x01(\x0e\x32%.popmq.meta.v1.ChangeUserRequest.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12+\n\x06secret\x18\x05 \x01(\x0b\x32\x1b.popmq.meta.v1.SecretRecord\x12\x11\n\tretire_ms\x18\x06 \x01(\x04\x12\x13\n\x0b\x64rop_secret\x18\x07 \x01(\t\x12,\n\x07\x65ntries\x18\x08 \x03(\x0b\x32\x1b.popmq.meta.v1.PolicyRecord\x12\x12\n\nrevoke_all\x18\t \x01(\x08\x12\x10\n\x08networks\x18\n \x03(\t\x12\x13\n\x0b\x61ny_network\x18\x0b \x01(\x08\x12\x13\n\x0b\x61\x64\x64_offsets\x18\x0c \x03(\x11\x12\x16\n\x0eremove_offsets\x18\r \x03(\x11\x12\r\n\x05\x63lock\x18\x0e \x01(\t\x12\x0c\n\x04mode\x18\x0f \x01(\t\x12\x12\n\nif_version\x18\x10 \x01(\x04\x12-\n\x08resealed\x18\x12 \x03(\x0b\x32\x1b.popmq.meta.v1.SecretRecord\x12<\n\x06quotas\x18\x11 \x03(\x0b\x32,.popmq.meta.v1.ChangeUserRequest.QuotasEntry\x1a-\n\x0bQuotasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"k\n\x04Kind\x12\t\n\x05\x41LTER\x10\x00\x12\n\n\x06\x43REATE\x10\x01\x12\n\n\x06\x44\x45LETE\x10\x02\x12\t\n\x05GRANT\x10\x03\x12\n\n\x06REVOKE\x10\x04\x12\x0f\n\x0bLEARN_CLOCK\x10\x05\x12\x0c\n\x08SET_MODE\x10\x06\x12\n\n\x06RESEAL\x10\x07\"Z\n\x0f\x43hangeUserReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x04user\x18\x03 \x01(\x0b\x32\x19.popmq.meta.v1.UserRecordb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'popmq.common.wire.meta_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_USERRECORD_QUOTASENTRY']._loaded_options = None
+  _globals['_USERRECORD_QUOTASENTRY']._serialized_options = b'8\001'
+  _globals['_CHANGEUSERREQUEST_QUOTASENTRY']._loaded_options = None
+  _globals['_CHANGEUSERREQUEST_QUOTASENTRY']._serialized_options = b'8\001'
   _globals['_TOPICRECORD']._serialized_start=48
-  _globals['_TOPICRECORD']._serialized_end=217
-  _globals['_GROUPRECORD']._serialized_start=220
-  _globals['_GROUPRECORD']._serialized_end=411
-  _globals['_EXPONENTIALRECORD']._serialized_start=413
-  _globals['_EXPONENTIALRECORD']._serialized_end=518
-  _globals['_LASTIDS']._serialized_start=520
-  _globals['_LASTIDS']._serialized_end=597
-  _globals['_FOLLOWED']._serialized_start=599
-  _globals['_FOLLOWED']._serialized_end=656
-  _globals['_METARECORD']._serialized_start=659
-  _globals['_METARECORD']._serialized_end=990
+  _globals['_TOPICRECORD']._serialized_end=237
+  _globals['_GROUPRECORD']._serialized_start=240
+  _globals['_GROUPRECORD']._serialized_end=473
+  _globals['_EXPONENTIALRECORD']._serialized_start=475
+  _globals['_EXPONENTIALRECORD']._serialized_end=580
+  _globals['_LASTIDS']._serialized_start=582
+  _globals['_LASTIDS']._serialized_end=659
+  _globals['_FOLLOWED']._serialized_start=661
+  _globals['_FOLLOWED']._serialized_end=718
+  _globals['_SECRETRECORD']._serialized_start=720
+  _globals['_SECRETRECORD']._serialized_end=808
+  _globals['_POLICYRECORD']._serialized_start=810
+  _globals['_POLICYRECORD']._serialized_end=892
+  _globals['_USERRECORD']._serialized_start=895
+  _globals['_USERRECORD']._serialized_end=1231
+  _globals['_USERRECORD_QUOTASENTRY']._serialized_start=1186
+  _globals['_USERRECORD_QUOTASENTRY']._serialized_end=1231
+  _globals['_AUTHRECORD']._serialized_start=1233
+  _globals['_AUTHRECORD']._serialized_end=1276
+  _globals['_SIGNINGKEYSRECORD']._serialized_start=1278
+  _globals['_SIGNINGKEYSRECORD']._serialized_end=1344
+  _globals['_SIGNINGKEYRECORD']._serialized_start=1346
+  _globals['_SIGNINGKEYRECORD']._serialized_end=1410
+  _globals['_METARECORD']._serialized_start=1413
+  _globals['_METARECORD']._serialized_end=1912
+  _globals['_FOLLOWUSERSREQUEST']._serialized_start=1914
+  _globals['_FOLLOWUSERSREQUEST']._serialized_end=1995
+  _globals['_FOLLOWUSERSREPLY']._serialized_start=1998
+  _globals['_FOLLOWUSERSREPLY']._serialized_end=2136
+  _globals['_CHANGEUSERREQUEST']._serialized_start=2139
+  _globals['_CHANGEUSERREQUEST']._serialized_end=2803
+  _globals['_CHANGEUSERREQUEST_QUOTASENTRY']._serialized_start=1186
+  _globals['_CHANGEUSERREQUEST_QUOTASENTRY']._serialized_end=1231
+  _globals['_CHANGEUSERREQUEST_KIND']._serialized_start=2696
+  _globals['_CHANGEUSERREQUEST_KIND']._serialized_end=2803
+  _globals['_CHANGEUSERREPLY']._serialized_start=2805
+  _globals['_CHANGEUSERREPLY']._serialized_end=2895
 # @@protoc_insertion_point(module_scope)

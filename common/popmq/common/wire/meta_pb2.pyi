@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -31,6 +32,7 @@ class TopicRecord(_message.Message):
     BROKERS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     LITE_TTL_MS_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     queues: _builtins.int
@@ -41,6 +43,8 @@ class TopicRecord(_message.Message):
     """0: disk"""
     lite_ttl_ms: _builtins.int
     """0: lite.ttl_ms"""
+    created_by: _builtins.str
+    """the user, for its quotas; empty: no user"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of FIFO messages; none: all"""
@@ -57,10 +61,11 @@ class TopicRecord(_message.Message):
         brokers: _abc.Iterable[_builtins.str] | None = ...,
         durability: _builtins.int = ...,
         lite_ttl_ms: _builtins.int = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "durability", b"durability", "id", b"id", "lite_ttl_ms", b"lite_ttl_ms", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "created_by", b"created_by", "durability", b"durability", "id", b"id", "lite_ttl_ms", b"lite_ttl_ms", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,6 +83,8 @@ class GroupRecord(_message.Message):
     START_AT_FIELD_NUMBER: _builtins.int
     CHECK_POINTS_FIELD_NUMBER: _builtins.int
     EXPONENTIAL_FIELD_NUMBER: _builtins.int
+    AUTO_CREATED_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     type: _builtins.int
@@ -85,6 +92,10 @@ class GroupRecord(_message.Message):
     start_at: _builtins.int
     check_points: _builtins.int
     """0: durable"""
+    auto_created: _builtins.bool
+    """by a receive, and not altered since"""
+    created_by: _builtins.str
+    """the user, for its quotas; empty: no user"""
     @_builtins.property
     def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -100,10 +111,12 @@ class GroupRecord(_message.Message):
         start_at: _builtins.int = ...,
         check_points: _builtins.int = ...,
         exponential: Global___ExponentialRecord | None = ...,
+        auto_created: _builtins.bool = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "exponential", b"exponential", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_created", b"auto_created", "back_off_ms", b"back_off_ms", "check_points", b"check_points", "created_by", b"created_by", "exponential", b"exponential", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,6 +210,225 @@ class Followed(_message.Message):
 Global___Followed: _TypeAlias = Followed  # noqa: Y015
 
 @_typing.final
+class SecretRecord(_message.Message):
+    """A secret, sealed with a key that only proxies have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    key: _builtins.str
+    """the id of the sealing key"""
+    nonce: _builtins.bytes
+    sealed: _builtins.bytes
+    until_ms: _builtins.int
+    """0: no end"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        key: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        sealed: _builtins.bytes = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key", "nonce", b"nonce", "sealed", b"sealed", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecretRecord: _TypeAlias = SecretRecord  # noqa: Y015
+
+@_typing.final
+class PolicyRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    DENY_FIELD_NUMBER: _builtins.int
+    deny: _builtins.bool
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """cluster, namespace:NAME, topic:NAME, group:NAME"""
+
+    @_builtins.property
+    def actions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
+    def __init__(
+        self,
+        *,
+        resources: _abc.Iterable[_builtins.str] | None = ...,
+        actions: _abc.Iterable[_builtins.str] | None = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+        deny: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "deny", b"deny", "networks", b"networks", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyRecord: _TypeAlias = PolicyRecord  # noqa: Y015
+
+@_typing.final
+class UserRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class QuotasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_SUPER_FIELD_NUMBER: _builtins.int
+    DISABLED_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSETS_FIELD_NUMBER: _builtins.int
+    LEARNS_CLOCK_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    is_super: _builtins.bool
+    disabled: _builtins.bool
+    learns_clock: _builtins.bool
+    version: _builtins.int
+    """of the table, with this change"""
+    @_builtins.property
+    def secrets(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecretRecord]: ...
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRecord]: ...
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def clock_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """minutes"""
+
+    @_builtins.property
+    def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by the names of popmq.common.users.Quotas"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        is_super: _builtins.bool = ...,
+        disabled: _builtins.bool = ...,
+        secrets: _abc.Iterable[Global___SecretRecord] | None = ...,
+        entries: _abc.Iterable[Global___PolicyRecord] | None = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+        clock_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        learns_clock: _builtins.bool = ...,
+        version: _builtins.int = ...,
+        quotas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offsets", b"clock_offsets", "disabled", b"disabled", "entries", b"entries", "is_super", b"is_super", "learns_clock", b"learns_clock", "name", b"name", "networks", b"networks", "quotas", b"quotas", "secrets", b"secrets", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserRecord: _TypeAlias = UserRecord  # noqa: Y015
+
+@_typing.final
+class AuthRecord(_message.Message):
+    """The cluster's auth.mode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    changes: _builtins.int
+    """of users and the mode, ever: only in snapshots"""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        changes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRecord: _TypeAlias = AuthRecord  # noqa: Y015
+
+@_typing.final
+class SigningKeysRecord(_message.Message):
+    """All keys of receipt handles and transaction ids, the newest last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SigningKeyRecord]: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___SigningKeyRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SigningKeysRecord: _TypeAlias = SigningKeysRecord  # noqa: Y015
+
+@_typing.final
+class SigningKeyRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    secret: _builtins.bytes
+    until_ms: _builtins.int
+    """0: it signs now"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "secret", b"secret", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SigningKeyRecord: _TypeAlias = SigningKeyRecord  # noqa: Y015
+
+@_typing.final
 class MetaRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,12 +442,18 @@ class MetaRecord(_message.Message):
     LAST_IDS_FIELD_NUMBER: _builtins.int
     FOLLOWED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    USER_DELETED_FIELD_NUMBER: _builtins.int
+    AUTH_FIELD_NUMBER: _builtins.int
+    SIGNING_KEYS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     topic_deleted: _builtins.int
     group_deleted: _builtins.int
     receipt_key: _builtins.bytes
+    """the first one, which has id 0"""
     store_id: _builtins.str
     draining: _builtins.bool
+    user_deleted: _builtins.str
     @_builtins.property
     def topic(self) -> Global___TopicRecord: ...
     @_builtins.property
@@ -224,6 +462,14 @@ class MetaRecord(_message.Message):
     def last_ids(self) -> Global___LastIds: ...
     @_builtins.property
     def followed(self) -> Global___Followed: ...
+    @_builtins.property
+    def user(self) -> Global___UserRecord: ...
+    @_builtins.property
+    def auth(self) -> Global___AuthRecord: ...
+    @_builtins.property
+    def signing_keys(self) -> Global___SigningKeysRecord:
+        """in place of those before"""
+
     def __init__(
         self,
         *,
@@ -237,13 +483,246 @@ class MetaRecord(_message.Message):
         last_ids: Global___LastIds | None = ...,
         followed: Global___Followed | None = ...,
         draining: _builtins.bool = ...,
+        user: Global___UserRecord | None = ...,
+        user_deleted: _builtins.str = ...,
+        auth: Global___AuthRecord | None = ...,
+        signing_keys: Global___SigningKeysRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "draining", b"draining", "followed", b"followed", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["auth", b"auth", "change", b"change", "draining", b"draining", "followed", b"followed", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "signing_keys", b"signing_keys", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "user", b"user", "user_deleted", b"user_deleted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "draining", b"draining", "followed", b"followed", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth", b"auth", "change", b"change", "draining", b"draining", "followed", b"followed", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "signing_keys", b"signing_keys", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "user", b"user", "user_deleted", b"user_deleted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["topic", "topic_deleted", "group", "group_deleted", "receipt_key", "store_id", "last_ids", "followed", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["topic", "topic_deleted", "group", "group_deleted", "receipt_key", "store_id", "last_ids", "followed", "draining", "user", "user_deleted", "auth", "signing_keys"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
 Global___MetaRecord: _TypeAlias = MetaRecord  # noqa: Y015
+
+@_typing.final
+class FollowUsersRequest(_message.Message):
+    """FOLLOW_USERS, of a proxy: the users and the mode, once they differ from what it knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_EPOCH_FIELD_NUMBER: _builtins.int
+    KNOWN_VERSION_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    known_epoch: _builtins.int
+    known_version: _builtins.int
+    wait_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        known_epoch: _builtins.int = ...,
+        known_version: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_epoch", b"known_epoch", "known_version", b"known_version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowUsersRequest: _TypeAlias = FollowUsersRequest  # noqa: Y015
+
+@_typing.final
+class FollowUsersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    version: _builtins.int
+    mode: _builtins.str
+    whole: _builtins.bool
+    """users that are not in it are gone"""
+    @_builtins.property
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserRecord]: ...
+    @_builtins.property
+    def deleted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+        mode: _builtins.str = ...,
+        whole: _builtins.bool = ...,
+        users: _abc.Iterable[Global___UserRecord] | None = ...,
+        deleted: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "epoch", b"epoch", "mode", b"mode", "users", b"users", "version", b"version", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowUsersReply: _TypeAlias = FollowUsersReply  # noqa: Y015
+
+@_typing.final
+class ChangeUserRequest(_message.Message):
+    """CHANGE_USER. What is empty stays as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeUserRequest._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ALTER: ChangeUserRequest._Kind.ValueType  # 0
+        CREATE: ChangeUserRequest._Kind.ValueType  # 1
+        DELETE: ChangeUserRequest._Kind.ValueType  # 2
+        GRANT: ChangeUserRequest._Kind.ValueType  # 3
+        REVOKE: ChangeUserRequest._Kind.ValueType  # 4
+        LEARN_CLOCK: ChangeUserRequest._Kind.ValueType  # 5
+        SET_MODE: ChangeUserRequest._Kind.ValueType  # 6
+        RESEAL: ChangeUserRequest._Kind.ValueType  # 7
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    ALTER: ChangeUserRequest.Kind.ValueType  # 0
+    CREATE: ChangeUserRequest.Kind.ValueType  # 1
+    DELETE: ChangeUserRequest.Kind.ValueType  # 2
+    GRANT: ChangeUserRequest.Kind.ValueType  # 3
+    REVOKE: ChangeUserRequest.Kind.ValueType  # 4
+    LEARN_CLOCK: ChangeUserRequest.Kind.ValueType  # 5
+    SET_MODE: ChangeUserRequest.Kind.ValueType  # 6
+    RESEAL: ChangeUserRequest.Kind.ValueType  # 7
+
+    @_typing.final
+    class QuotasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    RETIRE_MS_FIELD_NUMBER: _builtins.int
+    DROP_SECRET_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    REVOKE_ALL_FIELD_NUMBER: _builtins.int
+    NETWORKS_FIELD_NUMBER: _builtins.int
+    ANY_NETWORK_FIELD_NUMBER: _builtins.int
+    ADD_OFFSETS_FIELD_NUMBER: _builtins.int
+    REMOVE_OFFSETS_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    RESEALED_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    kind: Global___ChangeUserRequest.Kind.ValueType
+    name: _builtins.str
+    type: _builtins.str
+    """super | normal"""
+    state: _builtins.str
+    """enabled | disabled"""
+    retire_ms: _builtins.int
+    """when the older secret ends, if `secret` is one more"""
+    drop_secret: _builtins.str
+    """its id"""
+    revoke_all: _builtins.bool
+    any_network: _builtins.bool
+    clock: _builtins.str
+    """learn: the offset is not known any more"""
+    mode: _builtins.str
+    """of the cluster; with CREATE too: for the first user"""
+    if_version: _builtins.int
+    """of the user; 0: whatever it is"""
+    @_builtins.property
+    def secret(self) -> Global___SecretRecord:
+        """one more"""
+
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRecord]:
+        """that are granted or revoked"""
+
+    @_builtins.property
+    def networks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def add_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def remove_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def resealed(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecretRecord]:
+        """in place of those with the same ids"""
+
+    @_builtins.property
+    def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """that change; 0: none from now on"""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___ChangeUserRequest.Kind.ValueType = ...,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+        state: _builtins.str = ...,
+        secret: Global___SecretRecord | None = ...,
+        retire_ms: _builtins.int = ...,
+        drop_secret: _builtins.str = ...,
+        entries: _abc.Iterable[Global___PolicyRecord] | None = ...,
+        revoke_all: _builtins.bool = ...,
+        networks: _abc.Iterable[_builtins.str] | None = ...,
+        any_network: _builtins.bool = ...,
+        add_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        remove_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        clock: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        if_version: _builtins.int = ...,
+        resealed: _abc.Iterable[Global___SecretRecord] | None = ...,
+        quotas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["secret", b"secret"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_offsets", b"add_offsets", "any_network", b"any_network", "clock", b"clock", "drop_secret", b"drop_secret", "entries", b"entries", "if_version", b"if_version", "kind", b"kind", "mode", b"mode", "name", b"name", "networks", b"networks", "quotas", b"quotas", "remove_offsets", b"remove_offsets", "resealed", b"resealed", "retire_ms", b"retire_ms", "revoke_all", b"revoke_all", "secret", b"secret", "state", b"state", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeUserRequest: _TypeAlias = ChangeUserRequest  # noqa: Y015
+
+@_typing.final
+class ChangeUserReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def user(self) -> Global___UserRecord: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+        user: Global___UserRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["user", b"user"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "user", b"user", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeUserReply: _TypeAlias = ChangeUserReply  # noqa: Y015

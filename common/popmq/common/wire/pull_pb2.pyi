@@ -79,9 +79,14 @@ class PullReply(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     ILLEGAL_OFFSET_FIELD_NUMBER: _builtins.int
+    MIN_OFFSET_FIELD_NUMBER: _builtins.int
+    MAX_OFFSET_FIELD_NUMBER: _builtins.int
     next_offset: _builtins.int
     illegal_offset: _builtins.str
     """why the offset is none; empty when it is"""
+    min_offset: _builtins.int
+    """What the queue has when it answers: its oldest message, and its end."""
+    max_offset: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PulledMessage]: ...
     def __init__(
@@ -90,10 +95,12 @@ class PullReply(_message.Message):
         messages: _abc.Iterable[Global___PulledMessage] | None = ...,
         next_offset: _builtins.int = ...,
         illegal_offset: _builtins.str = ...,
+        min_offset: _builtins.int = ...,
+        max_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["illegal_offset", b"illegal_offset", "messages", b"messages", "next_offset", b"next_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["illegal_offset", b"illegal_offset", "max_offset", b"max_offset", "messages", b"messages", "min_offset", b"min_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,12 +114,17 @@ class PulledMessage(_message.Message):
     STORED_MS_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     PROPERTIES_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     queue_offset: _builtins.int
     stored_ms: _builtins.int
     """wall time"""
     head: _builtins.bytes
     """as a delivery has them"""
     properties: _builtins.bytes
+    position: _builtins.int
+    """of its record in the log of the broker group"""
+    attempt: _builtins.int
     def __init__(
         self,
         *,
@@ -120,14 +132,289 @@ class PulledMessage(_message.Message):
         stored_ms: _builtins.int = ...,
         head: _builtins.bytes = ...,
         properties: _builtins.bytes = ...,
+        position: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "properties", b"properties", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "head", b"head", "position", b"position", "properties", b"properties", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PulledMessage: _TypeAlias = PulledMessage  # noqa: Y015
+
+@_typing.final
+class ReadMessageRequest(_message.Message):
+    """The message whose record is at that position, which a pull gave."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMessageRequest: _TypeAlias = ReadMessageRequest  # noqa: Y015
+
+@_typing.final
+class ReadMessageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    queue_id: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___PulledMessage: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        message: Global___PulledMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMessageReply: _TypeAlias = ReadMessageReply  # noqa: Y015
+
+@_typing.final
+class SendBackRequest(_message.Message):
+    """A consumer that could not process a message returns it to its group: as a retry after a delay, or
+    as a dead letter. `topic`, `queue_id` and `queue_offset` name the first copy.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    TAG_HASH_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    DEAD_IF_ORDERED_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    topic: _builtins.str
+    queue_id: _builtins.int
+    queue_offset: _builtins.int
+    head: _builtins.bytes
+    properties: _builtins.bytes
+    tag_hash: _builtins.int
+    attempt: _builtins.int
+    """that failed, from 1"""
+    delay_ms: _builtins.int
+    dead: _builtins.bool
+    dead_if_ordered: _builtins.bool
+    """a consumer that processes queues in order does not retry elsewhere"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        queue_offset: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+        properties: _builtins.bytes = ...,
+        tag_hash: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+        dead: _builtins.bool = ...,
+        dead_if_ordered: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dead", b"dead", "dead_if_ordered", b"dead_if_ordered", "delay_ms", b"delay_ms", "group", b"group", "head", b"head", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "tag_hash", b"tag_hash", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBackRequest: _TypeAlias = SendBackRequest  # noqa: Y015
+
+@_typing.final
+class LeaseRequest(_message.Message):
+    """Of a consumer that processes queues in order, each of them alone; or `unlock`: no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    UNLOCK_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    client_id: _builtins.str
+    unlock: _builtins.bool
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeasedQueue]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        queues: _abc.Iterable[Global___LeasedQueue] | None = ...,
+        unlock: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "queues", b"queues", "unlock", b"unlock"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
+
+@_typing.final
+class LeasedQueue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    queue_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeasedQueue: _TypeAlias = LeasedQueue  # noqa: Y015
+
+@_typing.final
+class LeaseReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeasedQueue]:
+        """those that the client holds now"""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___LeasedQueue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseReply: _TypeAlias = LeaseReply  # noqa: Y015
+
+@_typing.final
+class MembersRequest(_message.Message):
+    """What a proxy knows of consumers that share queues out among themselves. It asks again at once,
+    with its whole list when that has changed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROXY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    proxy: _builtins.str
+    """an id of its process"""
+    version: _builtins.int
+    """of the last reply"""
+    wait_ms: _builtins.int
+    """how long the reply may wait for a change"""
+    changed: _builtins.bool
+    """`groups` is new"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberGroup]: ...
+    def __init__(
+        self,
+        *,
+        proxy: _builtins.str = ...,
+        version: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+        changed: _builtins.bool = ...,
+        groups: _abc.Iterable[Global___MemberGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "groups", b"groups", "proxy", b"proxy", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MembersRequest: _TypeAlias = MembersRequest  # noqa: Y015
+
+@_typing.final
+class MemberGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CLIENT_IDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        client_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberGroup: _TypeAlias = MemberGroup  # noqa: Y015
+
+@_typing.final
+class MembersReply(_message.Message):
+    """All members of the groups that the proxy has members of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    settled: _builtins.bool
+    """every proxy has had the time to report since this broker began to serve"""
+    unknown: _builtins.bool
+    """the broker has no list of that proxy: it must send it"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberGroup]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        settled: _builtins.bool = ...,
+        unknown: _builtins.bool = ...,
+        groups: _abc.Iterable[Global___MemberGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "settled", b"settled", "unknown", b"unknown", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MembersReply: _TypeAlias = MembersReply  # noqa: Y015
 
 @_typing.final
 class UpdateOffsetRequest(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#popmq/common/wire/transaction.proto\x12\x1dpopmq.common.wire.transaction\"b\n\x15\x45ndTransactionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x16\n\x0etransaction_id\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\"0\n\rChecksRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\"C\n\x0b\x43hecksReply\x12\x34\n\x06\x63hecks\x18\x01 \x03(\x0b\x32$.popmq.common.wire.transaction.Check\"\x8a\x01\n\x05\x43heck\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x16\n\x0etransaction_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x13\n\x0bhalf_offset\x18\x04 \x01(\x04\x12\x11\n\tstored_ms\x18\x05 \x01(\x04\x12\x0c\n\x04head\x18\x06 \x01(\x0c\x12\x12\n\nproperties\x18\x07 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#popmq/common/wire/transaction.proto\x12\x1dpopmq.common.wire.transaction\"b\n\x15\x45ndTransactionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x16\n\x0etransaction_id\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\"I\n\rChecksRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\x12\x17\n\x0fproducer_groups\x18\x03 \x03(\t\"C\n\x0b\x43hecksReply\x12\x34\n\x06\x63hecks\x18\x01 \x03(\x0b\x32$.popmq.common.wire.transaction.Check\"\xa2\x01\n\x05\x43heck\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x16\n\x0etransaction_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x13\n\x0bhalf_offset\x18\x04 \x01(\x04\x12\x11\n\tstored_ms\x18\x05 \x01(\x04\x12\x0c\n\x04head\x18\x06 \x01(\x0c\x12\x12\n\nproperties\x18\x07 \x01(\x0c\x12\x16\n\x0eproducer_group\x18\x08 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDTRANSACTIONREQUEST']._serialized_start=70
   _globals['_ENDTRANSACTIONREQUEST']._serialized_end=168
   _globals['_CHECKSREQUEST']._serialized_start=170
-  _globals['_CHECKSREQUEST']._serialized_end=218
-  _globals['_CHECKSREPLY']._serialized_start=220
-  _globals['_CHECKSREPLY']._serialized_end=287
-  _globals['_CHECK']._serialized_start=290
-  _globals['_CHECK']._serialized_end=428
+  _globals['_CHECKSREQUEST']._serialized_end=243
+  _globals['_CHECKSREPLY']._serialized_start=245
+  _globals['_CHECKSREPLY']._serialized_end=312
+  _globals['_CHECK']._serialized_start=315
+  _globals['_CHECK']._serialized_end=477
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,9 @@ class EndTransactionRequest(_message.Message):
     TRANSACTION_ID_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    """empty: Remoting clients before 5 do not name it"""
     message_id: _builtins.str
+    """empty: a Remoting client's"""
     transaction_id: _builtins.str
     commit: _builtins.bool
     """else it is rolled back"""
@@ -49,24 +51,32 @@ Global___EndTransactionRequest: _TypeAlias = EndTransactionRequest  # noqa: Y015
 
 @_typing.final
 class ChecksRequest(_message.Message):
-    """A proxy waits for half messages of these topics that somebody has to be asked about."""
+    """A proxy waits for half messages that somebody has to be asked about: those of these topics, or, if
+    a Remoting client sent them, of these producer groups.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUPS_FIELD_NUMBER: _builtins.int
     wait_ms: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def producer_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of Remoting producers"""
+
     def __init__(
         self,
         *,
         topics: _abc.Iterable[_builtins.str] | None = ...,
         wait_ms: _builtins.int = ...,
+        producer_groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_groups", b"producer_groups", "topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -103,6 +113,7 @@ class Check(_message.Message):
     STORED_MS_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     PROPERTIES_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     transaction_id: _builtins.str
     queue_id: _builtins.int
@@ -112,6 +123,8 @@ class Check(_message.Message):
     head: _builtins.bytes
     """as a delivery has them"""
     properties: _builtins.bytes
+    producer_group: _builtins.str
+    """whose producers are asked; empty: those of the topic"""
     def __init__(
         self,
         *,
@@ -122,10 +135,11 @@ class Check(_message.Message):
         stored_ms: _builtins.int = ...,
         head: _builtins.bytes = ...,
         properties: _builtins.bytes = ...,
+        producer_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["half_offset", b"half_offset", "head", b"head", "properties", b"properties", "queue_id", b"queue_id", "stored_ms", b"stored_ms", "topic", b"topic", "transaction_id", b"transaction_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half_offset", b"half_offset", "head", b"head", "producer_group", b"producer_group", "properties", b"properties", "queue_id", b"queue_id", "stored_ms", b"stored_ms", "topic", b"topic", "transaction_id", b"transaction_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

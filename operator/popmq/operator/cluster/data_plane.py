@@ -6,19 +6,22 @@ is None or a `DataPlaneUnavailable`; nothing is concluded from it.
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from popmq.common.drain_remainder import drain_remainder, remainder_text
 from popmq.common.errors import PopmqError
+from popmq.common.protocol.drain_remainder import drain_remainder, remainder_text
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
+from popmq.operator.cluster.cluster_secrets import PlaneAccess
 from popmq.operator.cluster.observed import DrainState, GroupHealth
-from popmq.operator.kube.admin_client import AdminClient, DataPlaneUnavailable
+from popmq.operator.kube.admin_client import AdminClient, DataPlaneUnavailable, on_thread
+from popmq.operator.kube.look_slots import outside_slot
 from popmq.operator.model.spec import ClusterSpec
 
 LIST_MS, FAILOVER_MS = 2_000, 8_000
@@ -29,45 +32,66 @@ R = TypeVar("R", bound=Message)
 class DataPlane(Protocol):
     """Of any cluster: the spec says which."""
 
-    async def health(self, spec: ClusterSpec) -> Mapping[str, GroupHealth] | None: ...
-    async def hand_over(self, spec: ClusterSpec, group: str, to: str) -> None: ...
+    async def health(
+        self, spec: ClusterSpec, access: PlaneAccess
+    ) -> Mapping[str, GroupHealth] | None: ...
+    async def hand_over(
+        self, spec: ClusterSpec, group: str, to: str, access: PlaneAccess
+    ) -> None: ...
     async def drain(
-        self, spec: ClusterSpec, group: str, trusted: bytes | None, *, undo: bool
+        self, spec: ClusterSpec, group: str, access: PlaneAccess, *, undo: bool
     ) -> None: ...
     async def drain_state(
-        self, spec: ClusterSpec, group: str, trusted: bytes | None
+        self, spec: ClusterSpec, group: str, access: PlaneAccess
     ) -> DrainState: ...
+    async def keep_mode(self, spec: ClusterSpec, access: PlaneAccess) -> str: ...
 
 
 class NetworkDataPlane:
     """The data plane over the network. The addresses replace those of the cluster's Services."""
 
-    def __init__(self, controller_address: str = "", proxy_address: str = "") -> None:
+    def __init__(
+        self,
+        controller_address: str = "",
+        proxy_address: str = "",
+        threads: Executor | None = None,
+    ) -> None:
+        self._threads = threads
         self._controller_address = controller_address
         self._proxy_address = proxy_address
 
-    async def health(self, spec: ClusterSpec) -> Mapping[str, GroupHealth] | None:
+    async def health(
+        self, spec: ClusterSpec, access: PlaneAccess
+    ) -> Mapping[str, GroupHealth] | None:
         """As the controller with the most to tell says; None when none answers."""
         body = pb.ListReplicasRequest(cluster=spec.name).SerializeToString()
-        asked = [self._ask(spec, at, Kind.LIST_REPLICAS, body) for at in self._controllers(spec)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = []
+        asked = [
+            self._ask(spec, at, Kind.LIST_REPLICAS, body, access) for at in self._controllers(spec)
+        ]
+        async with outside_slot():
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        group_healths = []
         for answer in answers:
             if isinstance(answer, bytes):
                 reply = pb.ListReplicasReply.FromString(answer)
-                found.append(
-                    (_heard(reply), {one.group: health_of(reply, one) for one in reply.groups})
+                group_healths.append(
+                    (
+                        _heard(reply),
+                        {group.group: health_of(reply, group) for group in reply.groups},
+                    )
                 )
             elif not isinstance(answer, PopmqError | OSError | TimeoutError | DecodeError):
                 raise answer
-        return max(found, key=lambda one: one[0])[1] if found else None
+        return max(group_healths, key=lambda health: health[0])[1] if group_healths else None
 
-    async def hand_over(self, spec: ClusterSpec, group: str, to: str) -> None:
+    async def hand_over(self, spec: ClusterSpec, group: str, to: str, access: PlaneAccess) -> None:
         request = pb.FailoverRequest(cluster=spec.name, group=group, node=to)
         refusal = "no controller is known"
         for address in self._controllers(spec):
             try:
-                await self._ask(spec, address, Kind.FAILOVER, request.SerializeToString())
+                body = request.SerializeToString()
+                async with outside_slot():
+                    await self._ask(spec, address, Kind.FAILOVER, body, access)
             except (PopmqError, OSError, TimeoutError) as error:
                 refusal = str(error)
             else:
@@ -75,33 +99,55 @@ class NetworkDataPlane:
         raise DataPlaneUnavailable(refusal)
 
     async def drain(
-        self, spec: ClusterSpec, group: str, trusted: bytes | None, *, undo: bool
+        self, spec: ClusterSpec, group: str, access: PlaneAccess, *, undo: bool
     ) -> None:
         request = admin.DrainRequest(group=group, undo=undo)
-        await self._admin(spec, "Drain", request, admin.DrainReply, trusted)
+        await self._admin(spec, "Drain", request, admin.DrainReply, access)
 
-    async def drain_state(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
+    async def drain_state(self, spec: ClusterSpec, group: str, access: PlaneAccess) -> DrainState:
         """What is left; FIFO topics of which nothing is are given to other groups on the way."""
         request = admin.DrainRequest(group=group, look=True)
-        told = await self._admin(spec, "Drain", request, admin.DrainReply, trusted)
+        reply = await self._admin(spec, "Drain", request, admin.DrainReply, access)
         topics = await self._admin(
-            spec, "ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply, trusted
+            spec, "ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply, access
         )
-        lag = await self._admin(spec, "Lag", admin.LagRequest(), admin.LagReply, trusted)
-        rest, free = drain_remainder(group, lag, topics.topics, told)
+        lag = await self._admin(spec, "Lag", admin.LagRequest(), admin.LagReply, access)
+        rest, free = drain_remainder(group, lag, topics.topics, reply)
         for topic in free:
-            others = [one for one in topic.brokers if one != group] or _other_groups(spec, group)
+            others = [broker for broker in topic.brokers if broker != group] or _other_groups(
+                spec, group
+            )
             altered = admin.AlterTopicRequest(topic=admin.Topic(name=topic.name, brokers=others))
-            await self._admin(spec, "AlterTopic", altered, admin.TopicReply, trusted)
+            await self._admin(spec, "AlterTopic", altered, admin.TopicReply, access)
         return DrainState(rest.is_drained, remainder_text(group, rest))
+
+    async def keep_mode(self, spec: ClusterSpec, access: PlaneAccess) -> str:
+        """auth.mode as it is afterwards, with the Super user that may change it."""
+        known = await self._admin(
+            spec, "ListUsers", admin.ListUsersRequest(), admin.ListUsersReply, access
+        )
+        wished = spec.auth_mode.lower() or known.mode
+        signer = access.signer
+        if all(user.name != signer.access_key for user in known.users):
+            created = admin.CreateUserRequest(
+                name=signer.access_key, type="super", secret=signer.secret
+            )
+            await self._admin(spec, "CreateUser", created, admin.UserReply, access)
+        if known.mode != wished:
+            change = admin.SetAuthModeRequest(mode=wished)
+            await self._admin(spec, "SetAuthMode", change, admin.AuthModeReply, access)
+        return wished
 
     def _controllers(self, spec: ClusterSpec) -> list[str]:
         given = self._controller_address
         return [given] if given else spec.controller_addresses
 
-    async def _ask(self, spec: ClusterSpec, address: str, kind: Kind, body: bytes) -> bytes:
+    async def _ask(
+        self, spec: ClusterSpec, address: str, kind: Kind, body: bytes, access: PlaneAccess
+    ) -> bytes:
         hello = Hello(role=ProcessRole.TOOL, name="popmq-operator", cluster=spec.name, epoch=0)
-        port = FramePort(address, hello, peer_name=f"controller {address}")
+        name = f"controller {address}"
+        port = FramePort(address, hello, settings=access.frames, peer_name=name)
         port.start()
         limit_ms = LIST_MS if kind is Kind.LIST_REPLICAS else FAILOVER_MS
         try:
@@ -116,13 +162,13 @@ class NetworkDataPlane:
         method: str,
         request: Message,
         reply: type[R],
-        trusted: bytes | None,
+        access: PlaneAccess,
     ) -> R:
         def asked() -> R:
-            with AdminClient(spec, self._proxy_address, trusted) as port:
+            with AdminClient(spec, self._proxy_address, access.trusted, access.signer) as port:
                 return port.ask(method, request, reply)
 
-        return await asyncio.to_thread(asked)
+        return await on_thread(self._threads, asked)
 
 
 def _other_groups(spec: ClusterSpec, group: str) -> list[str]:
@@ -138,18 +184,19 @@ def _heard(reply: pb.ListReplicasReply) -> tuple[int, int]:
 
 def health_of(reply: pb.ListReplicasReply, state: pb.GroupState) -> GroupHealth:
     recorded = state.HasField("record")
-    names = {one.broker.store_id: one.broker.node or state.group for one in state.members}
-    alive = frozenset(names[one.broker.store_id] for one in state.members if one.alive)
+    names = {member.broker.store_id: member.broker.node or state.group for member in state.members}
+    alive = frozenset(names[member.broker.store_id] for member in state.members if member.alive)
     solo = not recorded and bool(state.members) and all(m.replicas <= 1 for m in state.members)
     leaders = [
-        one
-        for one in state.members
-        if one.alive
-        and (one.broker.store_id == state.record.leader if recorded else solo)
-        and (solo or one.role in (pb.MASTER, pb.HANDING_OVER))
+        member
+        for member in state.members
+        if member.alive
+        and (member.broker.store_id == state.record.leader if recorded else solo)
+        and (solo or member.role in (pb.MASTER, pb.HANDING_OVER))
     ]
     in_sync = (
-        frozenset(names[one] for one in state.record.sync_state_set if one in names) & alive
+        frozenset(names[member] for member in state.record.sync_state_set if member in names)
+        & alive
         if recorded
         else (alive if solo else frozenset())
     )
@@ -159,7 +206,7 @@ def health_of(reply: pb.ListReplicasReply, state: pb.GroupState) -> GroupHealth:
         in_sync=in_sync,
         alive=alive,
         trouble=state.trouble,
-        draining=any(one.broker.draining for one in leaders),
+        draining=any(leader.broker.draining for leader in leaders),
         solo=solo,
         owner=reply.owner == state.group,
     )

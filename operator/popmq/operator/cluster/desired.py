@@ -1,18 +1,32 @@
 """All that a cluster is to consist of, as objects that can be applied: the builders together."""
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from popmq.operator.model.certificates import SecretData, authority, serving
-from popmq.operator.model.manifest import BROKER_CLUSTER, SECRET, Manifest, make, sorted_manifests
+from popmq.common.protocol.cluster_secret import new_secret_text
+from popmq.operator.cluster.cluster_certificates import certificate_objects
+from popmq.operator.model.certificates import SecretData
+from popmq.operator.model.manifest import (
+    BROKER_CLUSTER,
+    CONFIG_MAP,
+    SECRET,
+    Manifest,
+    kind_of,
+    make,
+    sorted_manifests,
+)
 from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.access import accounts, network_policies
 from popmq.operator.resources.brokers import broker_group
 from popmq.operator.resources.config import config_map
+from popmq.operator.resources.console import console
 from popmq.operator.resources.controllers import controllers
 from popmq.operator.resources.monitoring import monitoring
+from popmq.operator.resources.pods import SECRET_KEY
 from popmq.operator.resources.proxies import proxies
+from popmq.operator.resources.users import user_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +44,8 @@ class ClusterInputs:
 
     now: datetime
     secrets: Mapping[str, SecretData] = field(default_factory=dict)
+    new_cluster_secret: bool = True
+    new_user_secrets: bool = False
 
 
 def first_shapes(spec: ClusterSpec) -> list[BrokerGroupSize]:
@@ -45,58 +61,48 @@ def desired(
     spec: ClusterSpec, shapes: list[BrokerGroupSize], around: ClusterInputs
 ) -> list[Manifest]:
     """In the order in which they are applied. Raises SpecError for settings that do not fit."""
-    made = [
+    certificates = certificate_objects(spec, around.secrets, around.now)
+    manifests = [
         *accounts(spec),
-        *tls_secrets(spec, around.secrets, around.now),
+        *certificates,
+        *([cluster_secret(spec)] if around.new_cluster_secret else []),
+        *(user_secrets(spec) if around.new_user_secrets else []),
         config_map(spec),
         *controllers(spec),
         *proxies(spec),
+        *console(spec, has_ca=any(kind_of(item) == CONFIG_MAP for item in certificates)),
         *monitoring(spec),
     ]
     if spec.policies:
-        made += network_policies(spec)
+        manifests += network_policies(spec)
     for shape in shapes:
-        made += broker_group(
+        manifests += broker_group(
             spec, shape.index, replicas=shape.replicas, template_size=shape.template_size
         )
-    for one in made:
-        one["metadata"]["ownerReferences"] = [owner(spec)]
-    return sorted_manifests(made)
+    for manifest in manifests:
+        manifest["metadata"]["ownerReferences"] = [owner(spec)]
+    return sorted_manifests(manifests)
 
 
 def owner(spec: ClusterSpec) -> Manifest:
+    return owner_of(spec.name, spec.uid)
+
+
+def owner_of(cluster: str, uid: str) -> Manifest:
     """With the BrokerCluster goes what it owns; volume claims and Leases are not owned."""
     return {
         "apiVersion": BROKER_CLUSTER.api_version,
         "kind": BROKER_CLUSTER.kind,
-        "name": spec.name,
-        "uid": spec.uid,
+        "name": cluster,
+        "uid": uid,
         "controller": True,
         "blockOwnerDeletion": True,
     }
 
 
-def certificate_names(spec: ClusterSpec) -> list[str]:
-    """What clients may call the proxies by."""
-    service, namespace = spec.names.proxy, spec.namespace
-    below = (service, f"{service}.{namespace}", f"{service}.{namespace}.svc")
-    return [*below, f"{service}.{namespace}.svc.cluster.local", "localhost", *spec.tls.names]
-
-
-def tls_secrets(
-    spec: ClusterSpec, found: Mapping[str, SecretData], now: datetime
-) -> list[Manifest]:
-    """`found` are the data of the cluster's Secrets by name, as they are now."""
-    if spec.tls.mode != "Own":
-        return []
-    names = spec.names
-    ca = authority(found.get(names.authority), spec.name, now)
-    served = serving(found.get(names.tls), ca, certificate_names(spec), now)
-    return [_secret(spec, names.authority, ca), _secret(spec, names.tls, served)]
-
-
-def _secret(spec: ClusterSpec, name: str, data: Mapping[str, str]) -> Manifest:
-    made = make(SECRET, name, spec.namespace, spec.names.labels())
-    made["type"] = "kubernetes.io/tls"
-    made["data"] = dict(data)
-    return made
+def cluster_secret(spec: ClusterSpec) -> Manifest:
+    """A new one: it is created once, and nobody's is ever overwritten."""
+    secret = make(SECRET, spec.names.cluster_secret, spec.namespace, spec.names.labels())
+    secret["type"] = "Opaque"
+    secret["data"] = {SECRET_KEY: base64.b64encode(new_secret_text().encode()).decode()}
+    return secret

@@ -6,6 +6,10 @@ Everything is made from plain objects of one look; nothing is remembered from an
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from popmq.operator.cluster.admin_stage import AdminStage
+from popmq.operator.cluster.charges import NOBODY, Charge
+from popmq.operator.cluster.secret_stage import SecretStage
+from popmq.operator.cluster.users_stage import UsersStage
 from popmq.operator.model.certificates import SecretData
 from popmq.operator.model.manifest import Manifest, ResourceKind, at, condition, name_of
 from popmq.operator.model.names import (
@@ -30,6 +34,7 @@ class Pod:
     is_deleting: bool  # told to go, not gone
     fenced: bool
     restart: bool  # somebody asked for this one to be restarted
+    image: str = ""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "Pod":
@@ -43,10 +48,11 @@ class Pod:
             template=annotations.get(TEMPLATE_ANNOTATION, ""),
             ready=condition(manifest, "Ready") == "True",
             works=condition(manifest, "Ready") == "True"
-            or any((one.get("state") or {}).get("running") for one in states),
+            or any((state.get("state") or {}).get("running") for state in states),
             is_deleting="deletionTimestamp" in metadata,
             fenced=(metadata.get("labels") or {}).get(FENCED_LABEL) == "true",
             restart=annotations.get(POD_RESTART_ANNOTATION) == "true",
+            image=str((at(manifest, "spec", "containers") or [{}])[0].get("image", "")),
         )
 
 
@@ -135,25 +141,30 @@ class Observed:
     health: Mapping[str, GroupHealth] | None = None
     drained: Mapping[str, DrainState] = field(default_factory=dict)
     secrets: Mapping[str, SecretData] = field(default_factory=dict)
+    charge: Charge = NOBODY
+    secret_stage: SecretStage = field(default_factory=SecretStage)
+    users_stage: UsersStage = field(default_factory=UsersStage)
+    admin_stage: AdminStage = field(default_factory=AdminStage)
+    console_pods: Sequence[Manifest] = ()
 
 
 def group_sets(names: ObjectNames, manifests: Sequence[Manifest]) -> dict[int, GroupSet]:
-    found = {}
-    for one in manifests:
-        index = names.index_of_set(name_of(one))
+    found_group_sets = {}
+    for manifest in manifests:
+        index = names.index_of_set(name_of(manifest))
         if index is not None:
-            found[index] = GroupSet.from_manifest(one, index)
-    return found
+            found_group_sets[index] = GroupSet.from_manifest(manifest, index)
+    return found_group_sets
 
 
 def by_group(names: ObjectNames, manifests: Sequence[Manifest]) -> dict[int, list[Manifest]]:
     """Pods or claims by the index of their broker group, in the order of their names."""
-    found: dict[int, list[Manifest]] = {}
-    for one in manifests:
-        label = (at(one, "metadata", "labels") or {}).get(GROUP_LABEL, "")
+    found_group: dict[int, list[Manifest]] = {}
+    for manifest in manifests:
+        label = (at(manifest, "metadata", "labels") or {}).get(GROUP_LABEL, "")
         index = names.index_of_set(f"{names.cluster}-{label}")
         if index is not None:
-            found.setdefault(index, []).append(one)
-    for group in found.values():
-        group.sort(key=lambda one: int(name_of(one).rpartition("-")[2]))
-    return found
+            found_group.setdefault(index, []).append(manifest)
+    for group in found_group.values():
+        group.sort(key=lambda manifest: int(name_of(manifest).rpartition("-")[2]))
+    return found_group

@@ -6,7 +6,7 @@ next look decides anew.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from popmq.operator.cluster.actions import (
     Action,
@@ -49,7 +49,12 @@ class Planner:
     """One look at one cluster; `plan` is the only thing to call."""
 
     def __init__(self, spec: ClusterSpec, observed: Observed, around: ClusterInputs) -> None:
-        self._spec = spec
+        self._spec = replace(
+            spec,
+            secret_use=observed.secret_stage.use,
+            users_use=observed.users_stage.use,
+            admin_on_public=observed.admin_stage.on_public,
+        )
         self._observed = observed
         self._around = around
         self._actions: list[Action] = []
@@ -61,11 +66,11 @@ class Planner:
         shapes = [shape for index in self._indices() if (shape := self._shape(index)) is not None]
         objects = desired(self._spec, shapes, self._around)
         templates = {
-            one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"][
+            manifest["metadata"]["name"]: manifest["spec"]["template"]["metadata"]["annotations"][
                 TEMPLATE_ANNOTATION
             ]
-            for one in objects
-            if kind_of(one) == STATEFUL_SET
+            for manifest in objects
+            if kind_of(manifest) == STATEFUL_SET
         }
         if not self._actions:
             self._restarts(templates)
@@ -74,28 +79,28 @@ class Planner:
     # -- parts of the decision
 
     def _indices(self) -> list[int]:
-        wanted = set(range(self._spec.brokers.groups))
-        return sorted(wanted | set(self._observed.sets))
+        index = set(range(self._spec.brokers.groups))
+        return sorted(index | set(self._observed.sets))
 
     def _shape(self, index: int) -> BrokerGroupSize | None:
         """What may be applied of the group now; None when it is gone, or going."""
-        found = self._observed.sets.get(index)
+        group_set = self._observed.sets.get(index)
         brokers = self._spec.brokers
-        wanted = index < brokers.groups
-        if found is None or found.is_deleting:
-            if not wanted:
+        desired = index < brokers.groups
+        if group_set is None or group_set.is_deleting:
+            if not desired:
                 return None
             # One that is made again waits until the old one is gone: a name is taken once.
             self._actions.append(Wait(f"{self._spec.names.group_set(index)} is made"))
             fresh = BrokerGroupSize(index, brokers.replicas, brokers.storage.size)
-            return None if found else fresh
-        if not wanted:
-            return self._removal(index, found)
+            return None if group_set else fresh
+        if not desired:
+            return self._removal(index, group_set)
         self._undo_drain(index)
-        size = self._storage(index, found)
+        size = self._storage(index, group_set)
         if size is None:
             return None
-        return BrokerGroupSize(index, self._replicas(index, found), size)
+        return BrokerGroupSize(index, self._replicas(index, group_set), size)
 
     def _fences(self) -> None:
         for index, pods in sorted(self._observed.pods.items()):
@@ -114,24 +119,24 @@ class Planner:
                 return first
         return Fence(pod.name)
 
-    def _storage(self, index: int, found: GroupSet) -> str | None:
+    def _storage(self, index: int, group_set: GroupSet) -> str | None:
         """The claim size to apply; None when the StatefulSet has to go first."""
-        wanted = self._spec.brokers.storage.size
-        target, now = parse_quantity(wanted), parse_quantity(found.size or "0")
+        size = self._spec.brokers.storage.size
+        target, now = parse_quantity(size), parse_quantity(group_set.size or "0")
         claims = self._observed.claims.get(index, ())
-        if any(parse_quantity(one.capacity) < parse_quantity(one.asked) for one in claims):
+        if any(parse_quantity(claim.capacity) < parse_quantity(claim.asked) for claim in claims):
             self._growing = True
         if target < now:
-            why = f"brokers.storage.size = {wanted}: volumes have {found.size} and cannot shrink"
+            why = f"brokers.storage.size = {size}: volumes have {group_set.size} and cannot shrink"
             self._blocked["StorageBlocked"] = ("CannotShrink", why)
-            return found.size
-        small = [one for one in claims if parse_quantity(one.asked) < target]
+            return group_set.size
+        small = [claim for claim in claims if parse_quantity(claim.asked) < target]
         if small:
-            self._grow(small, wanted)
+            self._grow(small, size)
         elif target > now and claims:
-            self._actions.append(RemakeSet(found.name, wanted))
+            self._actions.append(RemakeSet(group_set.name, size))
             return None
-        return found.size
+        return group_set.size
 
     def _grow(self, claims: Sequence[VolumeClaim], size: str) -> None:
         for claim in claims:
@@ -145,30 +150,30 @@ class Planner:
                 )
                 self._blocked["StorageBlocked"] = ("ClassCannotGrow", why)
 
-    def _replicas(self, index: int, found: GroupSet) -> int:
+    def _replicas(self, index: int, group_set: GroupSet) -> int:
         """The spec's, or one less than now when there are too many and one may go."""
-        wanted = self._spec.brokers.replicas
-        if found.replicas <= wanted:
-            return wanted
+        replicas = self._spec.brokers.replicas
+        if group_set.replicas <= replicas:
+            return replicas
         group = self._group(index)
         assert group is not None
-        last = next((pod for pod in group.pods if pod.ordinal == found.replicas - 1), None)
+        last = next((pod for pod in group.pods if pod.ordinal == group_set.replicas - 1), None)
         if last is None:
-            return found.replicas - 1
+            return group_set.replicas - 1
         why = self._cannot_go(group, last)
         if isinstance(why, HandOver):
             self._actions.append(why)
-            return found.replicas
+            return group_set.replicas
         if why:
             self._actions.append(Wait(why))
             self._blocked["ScaleInBlocked"] = ("NotSafe", why)
-            return found.replicas
-        self._actions.append(Wait(f"{last.name} goes: brokers.replicas = {wanted}"))
-        return found.replicas - 1
+            return group_set.replicas
+        self._actions.append(Wait(f"{last.name} goes: brokers.replicas = {replicas}"))
+        return group_set.replicas - 1
 
     def _cannot_go(self, group: RolloutGroup, pod: Pod) -> HandOver | str:
         """Why the pod cannot leave the group for good, or what has to be done before."""
-        if pod.is_deleting or any(one.is_deleting for one in group.pods):
+        if pod.is_deleting or any(pod.is_deleting for pod in group.pods):
             return f"{pod.name} or another of {group.name} is going"
         if group.health is None or not group.health.master:
             return f"who leads {group.name} is not known"
@@ -177,12 +182,12 @@ class Planner:
             return step if isinstance(step, HandOver) else str(step)
         return loss(group, pod)
 
-    def _removal(self, index: int, found: GroupSet) -> BrokerGroupSize | None:
+    def _removal(self, index: int, group_set: GroupSet) -> BrokerGroupSize | None:
         """A group that the spec does not want any more: drained, looked at, deleted."""
         name = self._spec.names.group(index)
-        stays = BrokerGroupSize(index, found.replicas, found.size)
+        stays = BrokerGroupSize(index, group_set.replicas, group_set.size)
         if self._spec.remove_undrained:
-            self._actions.append(DeleteGroup(name, found.name))
+            self._actions.append(DeleteGroup(name, group_set.name))
             return None
         health = self._health(name)
         if health is None:
@@ -197,7 +202,7 @@ class Planner:
         if drained is None or not drained.done:
             rest = drained.rest if drained else f"what {name} still has is not known"
             return self._refuse_removal(stays, "Draining", rest)
-        self._actions.append(DeleteGroup(name, found.name))
+        self._actions.append(DeleteGroup(name, group_set.name))
         return None
 
     def _refuse_removal(self, stays: BrokerGroupSize, reason: str, why: str) -> BrokerGroupSize:
@@ -228,12 +233,14 @@ class Planner:
     # -- what they look at
 
     def _group(self, index: int) -> RolloutGroup | None:
-        found = self._observed.sets.get(index)
-        if found is None or found.is_deleting:
+        group_set = self._observed.sets.get(index)
+        if group_set is None or group_set.is_deleting:
             return None
         name = self._spec.names.group(index)
         pods = self._observed.pods.get(index, ())
-        return RolloutGroup(name, found, pods, self._health(name), self._spec.brokers.min_in_sync)
+        return RolloutGroup(
+            name, group_set, pods, self._health(name), self._spec.brokers.min_in_sync
+        )
 
     def _health(self, name: str) -> GroupHealth | None:
         return None if self._observed.health is None else self._observed.health.get(name)

@@ -1,7 +1,7 @@
 """A task for each cluster that looks at it again and again: when woken, and when time has passed.
 
 A wake while a look goes on makes another look; many wakes make one.  A look that fails is repeated
-after a second, doubling up to `resync_s`.
+after a second, doubling up to half a minute; one that was refused is tried again after that.
 """
 
 import asyncio
@@ -13,13 +13,15 @@ from popmq.common.unhandled import report_if_failed
 from popmq.operator.cluster.reconcile import LeaseLost, ReconcileResult
 from popmq.operator.kube.admin_client import DataPlaneUnavailable
 from popmq.operator.kube.api_client import ApiError, ApiUnavailable
+from popmq.operator.kube.look_slots import look_slot
 
 logger = logging.getLogger(__name__)
 
 SOON_S = 1.0
+RETRY_S = 30.0  # what was refused or failed again and again
 GAP_S = 0.1  # so that a burst of events makes one look
 NEWS_S = 3.0  # so often it is asked for
-AT_ONCE = 8  # looks; others wait
+AT_ONCE = 8  # looks that ask the API server; others wait (popmq.operator.kube.look_slots)
 
 ClusterKey = tuple[str, str]  # namespace, name
 Reconcile = Callable[[str, str], Awaitable[ReconcileResult]]
@@ -34,6 +36,8 @@ class ReconcileCounters:
     failed: int = 0
     seconds: float = 0.0
     ready: dict[ClusterKey, bool] = field(default_factory=dict)
+    certificate_ends: dict[ClusterKey, float] = field(default_factory=dict)
+    failing_reports: dict[ClusterKey, int] = field(default_factory=dict)
 
 
 class ReconcileQueue:
@@ -100,18 +104,31 @@ class ReconcileQueue:
             outcome = await self._once(key)
             if outcome is None:
                 delay_s = back_off_s
-                back_off_s = min(back_off_s * 2, self._resync_s)
+                back_off_s = min(back_off_s * 2, self._retry_s)
             elif outcome.gone:
                 return
             else:
                 back_off_s = SOON_S
-                delay_s = min(SOON_S, self._resync_s) if outcome.soon else self._resync_s
+                delay_s = self._delay_s(outcome)
                 self.counted.ready[key] = outcome.ready
+                if outcome.certificate_end is not None:
+                    self.counted.certificate_ends[key] = outcome.certificate_end
+                if outcome.failing_reports is not None:
+                    self.counted.failing_reports[key] = outcome.failing_reports
             try:
                 async with asyncio.timeout(delay_s):
                     await self._stirred(key)
             except TimeoutError:
                 continue
+
+    @property
+    def _retry_s(self) -> float:
+        return min(RETRY_S, self._resync_s)
+
+    def _delay_s(self, outcome: ReconcileResult) -> float:
+        if outcome.soon:
+            return min(SOON_S, self._resync_s)
+        return self._retry_s if outcome.refused else self._resync_s
 
     async def _stirred(self, key: ClusterKey) -> None:
         while True:
@@ -133,7 +150,7 @@ class ReconcileQueue:
 
     async def _once(self, key: ClusterKey) -> ReconcileResult | None:
         """None: it failed, and is to be repeated."""
-        async with self._slots:
+        async with look_slot(self._slots):
             begun = self._begun[key] = self._monotonic()
             try:
                 self.counted.looks += 1
@@ -158,6 +175,8 @@ class ReconcileQueue:
         woken = self._woken.pop(key)
         del self._tasks[key]
         self.counted.ready.pop(key, None)
+        self.counted.certificate_ends.pop(key, None)
+        self.counted.failing_reports.pop(key, None)
         if done.cancelled():
             return
         if done.exception() is not None:

@@ -34,7 +34,7 @@ class RolloutGroup:
         return min(self.min_in_sync, max(1, self.set.replicas - 1))
 
     def others(self, pod: Pod) -> list[Pod]:
-        return [one for one in self.pods if one.name != pod.name]
+        return [other for other in self.pods if other.name != pod.name]
 
 
 def next_restart(group: RolloutGroup, *, template: str) -> Action | None:
@@ -91,7 +91,7 @@ def loss(group: RolloutGroup, pod: Pod) -> str:
             f"without {pod.name} only {len(left)} of {group.name} would be in sync, "
             f"and {group.min_replicas} have to be"
         )
-    lagging = [one.name for one in group.others(pod) if one.name not in health.in_sync]
+    lagging = [pod.name for pod in group.others(pod) if pod.name not in health.in_sync]
     return f"{lagging[0]} is not in sync" if lagging else ""
 
 
@@ -99,11 +99,11 @@ def hand_over(group: RolloutGroup, pod: Pod, reason: str, avoid: Collection[str]
     """To the first in-sync replica that is made from the newest template, if there is one."""
     assert group.health is not None
     able = [
-        one
-        for one in group.others(pod)
-        if one.name in group.health.in_sync and one.ready and one.name not in avoid
+        pod
+        for pod in group.others(pod)
+        if pod.name in group.health.in_sync and pod.ready and pod.name not in avoid
     ]
-    able.sort(key=lambda one: (one.template != group.set.template, one.ordinal))
+    able.sort(key=lambda item: (item.template != group.set.template, item.ordinal))
     if not able:
         return Wait(f"no other replica of {group.name} could lead it instead of {pod.name}")
     return HandOver(group.name, pod.name, able[0].name, reason)

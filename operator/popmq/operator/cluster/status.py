@@ -1,18 +1,43 @@
 """The status of a BrokerCluster: conditions, and a line that a person can take in at a glance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from popmq.operator.cluster.charges import OPERATOR_LEASE
+from popmq.operator.cluster.cluster_certificates import certificate_verdicts, expiry_verdicts
 from popmq.operator.cluster.observed import GroupHealth, Observed, Pod
 from popmq.operator.cluster.plan import ClusterPlan
-from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, ConditionValue, conditions
-from popmq.operator.model.manifest import DEPLOYMENT, Manifest, at, kind_of, name_of
-from popmq.operator.model.names import TEMPLATE_ANNOTATION
-from popmq.operator.model.spec import ClusterSpec, SpecError, read_paused
+from popmq.operator.cluster.users_stage import users_verdict
+from popmq.operator.model.certificates import SecretData
+from popmq.operator.model.conditions import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionValue,
+    Refusal,
+    conditions,
+    since_in,
+    verdict_in,
+)
+from popmq.operator.model.manifest import (
+    DEPLOYMENT,
+    SERVICE,
+    Manifest,
+    at,
+    condition,
+    kind_of,
+    name_of,
+)
+from popmq.operator.model.names import CONSOLE_PORT, TEMPLATE_ANNOTATION
+from popmq.operator.model.spec import ClusterSpec, SpecError, UsersUse, read_paused
 
 # Reasons of Degraded, the worst first.
 NO_MASTER, BROKER_DOWN, NOT_IN_SYNC = WORST_FIRST = ("NoMaster", "BrokerDown", "NotInSync")
+REFUSALS_SHOWN = 4
 GROUPS_NAMED = 8  # of those that lack something, in one message
+# Of the error of `popmq console` in an image without the extra.
+EXTRA = "popmq[console]"
+MESSAGE_SHOWN = 300  # characters of what a container said last
 
 
 def cluster_status(
@@ -26,21 +51,50 @@ def cluster_status(
         "Degraded": _degraded(spec, observed),
         "Progressing": _progressing(spec, observed, plan),
         "Paused": _paused(spec.paused),
+        "Authenticated": observed.secret_stage.verdict,
+        "OpenToAnybody": _open(spec),
+        "AdminOnPublic": observed.admin_stage.verdict,
     }
+    if spec.auth_mode or observed.users_stage.use is not UsersUse.NONE:
+        known = verdict_in(before, "Users")
+        verdicts["Users"] = users_verdict(spec, observed.users_stage, known)
+    # Known after the attempt alone: until then what is known of the last attempt.
+    if (last := verdict_in(before, "Reconciled")).status:
+        verdicts["Reconciled"] = last
+    if spec.proxies.autoscaling and not at(spec.proxies.resources, "requests", "cpu"):
+        why = "the autoscaler compares with proxies.resources.requests.cpu, which is not set"
+        verdicts["ScalingBlocked"] = ConditionValue(TRUE, "NoCpuRequest", why)
+    if spec.scaled_by_hand and spec.proxies.autoscaling:
+        why = (
+            f"proxies.replicas = {spec.proxies.replicas} was set by kubectl scale, without effect "
+            "beside proxies.autoscaling: change its minReplicas and maxReplicas"
+        )
+        verdicts["ReplicasIgnored"] = ConditionValue(TRUE, "Autoscaled", why)
+    if other := observed.charge.other:
+        why = (
+            f"operator {other} watches this cluster, too; {observed.charge.holder} is in charge: "
+            f"Lease {spec.names.lease(OPERATOR_LEASE)} says"
+        )
+        verdicts["TwoOperators"] = ConditionValue(TRUE, "Watched", why)
+    replaced = verdict_in(before, "AuthorityReplaced")
+    since = since_in(before, "AuthorityReplaced")
+    verdicts |= certificate_verdicts(spec, observed.secrets, replaced, since, now)
+    if spec.console is not None:
+        verdicts["Console"] = _console(spec, observed.users_stage.use, observed.console_pods)
     if plan.growing:
         verdicts["StorageResizing"] = ConditionValue(
             TRUE, "Growing", "volumes are being made larger"
         )
     for kind, (reason, message) in plan.blocked.items():
         verdicts[kind] = ConditionValue(TRUE, reason, message)
-    masters = sum(1 for one in groups if one["master"])
+    masters = sum(1 for group in groups if group["master"])
     replicas, ready_proxies = _proxies(spec, observed)
     return {
         "observedGeneration": spec.generation,
-        "version": spec.image.rpartition(":")[2] if ":" in spec.image else spec.image,
+        "version": _version(spec, observed),
         "glance": {
             "masters": f"{masters}/{len(groups)}",
-            "inSync": f"{sum(len(one['inSync']) for one in groups)}/"
+            "inSync": f"{sum(len(group['inSync']) for group in groups)}/"
             f"{spec.brokers.groups * spec.brokers.replicas}",
             "proxies": f"{ready_proxies}/{replicas}",
         },
@@ -51,14 +105,92 @@ def cluster_status(
             "ready": ready_proxies,
             "selector": _selector(spec),
             "endpoint": spec.names.proxy_endpoint,
+            **({"remoting": spec.names.remoting_endpoint} if spec.remoting else {}),
+            **_outside(spec, observed),
         },
         "conditions": conditions(verdicts, before, spec.generation, now),
     }
 
 
-def invalid_spec_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
+def _outside(spec: ClusterSpec, observed: Observed) -> Manifest:
+    """Where clients outside of the Kubernetes cluster connect, as far as the Service says."""
+    service = observed.objects.get((SERVICE, spec.names.proxy))
+    port = (at(service, "spec", "ports") or [{}])[0]
+    entries = at(service, "status", "loadBalancer", "ingress") or []
+    hosts = [str(entry.get("hostname") or entry.get("ip") or "") for entry in entries]
+    shown: Manifest = {}
+    if addresses := [f"{_bracketed(host)}:{port.get('port')}" for host in hosts if host]:
+        shown["addresses"] = addresses
+    if port.get("nodePort"):
+        shown["nodePort"] = port["nodePort"]
+    return shown
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _version(spec: ClusterSpec, observed: Observed) -> str:
+    """What the brokers run; of one without pods, what they are going to."""
+    images = {pod.image for pods in observed.pods.values() for pod in pods if pod.image}
+    return ", ".join(sorted(_tag(image) for image in images or {spec.image}))
+
+
+def _tag(image: str) -> str:
+    """The tag, or the beginning of a digest where there is none."""
+    name, _, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    return tag or digest[: len("sha256:") + 12] or "latest"
+
+
+def _open(spec: ClusterSpec) -> ConditionValue:
+    if not spec.tls.plain_text:
+        return ConditionValue(FALSE, "Encrypted", "the proxies take TLS alone")
+    why = (
+        "the proxies take plain text: whoever reaches them can use them and read along "
+        "(spec.tls.mode, spec.tls.plainText)"
+    )
+    return ConditionValue(TRUE, "PlainText", why)
+
+
+def _console(spec: ClusterSpec, use: UsersUse, pods: Sequence[Manifest]) -> ConditionValue:
+    assert spec.console is not None
+    if not any(condition(pod, "Ready") == "True" for pod in pods):
+        said = next((said for pod in pods if (said := _last_words(pod))), "")
+        if EXTRA in said:
+            why = f"image {spec.console.image} has no console: {said}"
+            return ConditionValue(FALSE, "ImageLacksConsole", why)
+        names = ", ".join(sorted(map(name_of, pods))) or "its pod is not made yet"
+        return ConditionValue(FALSE, "NotReady", f"{names}: {said}" if said else names)
+    if use is UsersUse.NONE and not spec.console.open_to_anybody:
+        why = (
+            "the console asks for a login and the cluster has no users: set spec.auth.mode, or "
+            "spec.console.openToAnybody if every client may administer the cluster"
+        )
+        return ConditionValue(FALSE, "NoUsers", why)
+    why = f"kubectl port-forward service/{spec.names.console} {CONSOLE_PORT}"
+    return ConditionValue(TRUE, "Serving", why)
+
+
+def _last_words(pod: Manifest) -> str:
+    """What its container said when it ended, or why it does not start."""
+    for status in at(pod, "status", "containerStatuses") or []:
+        for key in ("state", "lastState"):
+            ended = at(status, key, "terminated", "message")
+            if ended:
+                return str(ended).strip()[-MESSAGE_SHOWN:]
+        reason = at(status, "state", "waiting", "reason")
+        if reason:
+            return str(reason)
+    return ""
+
+
+def invalid_spec_status(
+    cluster: Manifest, why: str, secrets: Mapping[str, SecretData], now: datetime
+) -> Manifest:
     """Of a spec that cannot be: all is left as it is, also what the status said before.  The
-    conditions are those of any status, so that whoever waits for one finds it."""
+    conditions are those of any status, so that whoever waits for one finds it.  `secrets` are those
+    of its certificates."""
     before = cluster.get("status") or {}
     generation = cluster["metadata"].get("generation", 0)
     try:
@@ -75,6 +207,11 @@ def invalid_spec_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
         ),
         "Paused": paused,
     }
+    for kind in ("Authenticated", "OpenToAnybody", "AdminOnPublic"):
+        if (last := verdict_in(before, kind)).status:
+            verdicts[kind] = last
+    verdicts["Reconciled"] = ConditionValue(FALSE, "InvalidSpec", why)
+    verdicts |= expiry_verdicts(secrets, now)
     kept = {key: value for key, value in before.items() if key not in ("conditions", "plan")}
     return {
         **kept,
@@ -82,6 +219,16 @@ def invalid_spec_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
         "plan": [],
         "conditions": conditions(verdicts, before, generation, now),
     }
+
+
+def reconciled(refusals: Sequence[Refusal]) -> ConditionValue:
+    """Whether every object of the cluster is as it is wanted, so far as the API server agrees."""
+    if not refusals:
+        return ConditionValue(TRUE, "Applied", "every object is applied")
+    shown = [str(refusal) for refusal in refusals[:REFUSALS_SHOWN]]
+    if more := len(refusals) - len(shown):
+        shown.append(f"and {more} more")
+    return ConditionValue(FALSE, refusals[0].reason, "; ".join(shown))
 
 
 def is_on_purpose(before: Manifest, after: Manifest) -> bool:
@@ -99,7 +246,7 @@ def _group(spec: ClusterSpec, observed: Observed, plan: ClusterPlan, index: int)
     name = spec.names.group(index)
     health = (observed.health or {}).get(name, GroupHealth())
     pods: Sequence[Pod] = observed.pods.get(index, ())
-    found = observed.sets.get(index)
+    group_set = observed.sets.get(index)
     return {
         "name": name,
         "master": health.master,
@@ -107,7 +254,7 @@ def _group(spec: ClusterSpec, observed: Observed, plan: ClusterPlan, index: int)
         "inSync": sorted(health.in_sync),
         "pods": len(pods),
         "ready": sum(1 for pod in pods if pod.ready),
-        "updated": sum(1 for pod in pods if found and pod.template == found.template),
+        "updated": sum(1 for pod in pods if group_set and pod.template == group_set.template),
         "trouble": health.trouble,
     }
 
@@ -125,7 +272,9 @@ def _ready(groups: Sequence[Manifest], observed: Observed, spec: ClusterSpec) ->
             why = f"{len(group['inSync'])} in sync, {spec.brokers.min_in_sync} have to be"
             return ConditionValue(FALSE, "NotInSync", f"{group['name']}: {why}")
     replicas, ready = _proxies(spec, observed)
-    if replicas and not ready:
+    if not replicas:
+        return ConditionValue(FALSE, "ProxiesAtZero", "proxies.replicas is 0: no client is served")
+    if not ready:
         return ConditionValue(FALSE, "NoProxy", f"none of {replicas} proxies is ready")
     return ConditionValue(TRUE, "Serving", "every broker group has a master, and a proxy is ready")
 
@@ -133,17 +282,17 @@ def _ready(groups: Sequence[Manifest], observed: Observed, spec: ClusterSpec) ->
 def _degraded(spec: ClusterSpec, observed: Observed) -> ConditionValue:
     """Whether fewer brokers work or are in sync than are asked for, also where those that are left
     serve on, and while one is restarted on purpose."""
-    found = [
+    lacks = [
         lack
         for index in sorted(_indices(spec, observed))
         if (lack := _lack_of(spec, observed, index)) is not None
     ]
-    if found:
-        told = [lack.message for lack in found[:GROUPS_NAMED]]
-        if more := len(found) - len(told):
-            told.append(f"and {more} more broker groups")
-        worst = min((lack.reason for lack in found), key=WORST_FIRST.index)
-        return ConditionValue(TRUE, worst, "; ".join(told))
+    if lacks:
+        messages = [lack.message for lack in lacks[:GROUPS_NAMED]]
+        if more := len(lacks) - len(messages):
+            messages.append(f"and {more} more broker groups")
+        worst = min((lack.reason for lack in lacks), key=WORST_FIRST.index)
+        return ConditionValue(TRUE, worst, "; ".join(messages))
     if observed.health is None:
         why = "no controller answers; every broker's pod is ready, which are in sync is not known"
         return ConditionValue(UNKNOWN, "NoController", why)
@@ -152,35 +301,35 @@ def _degraded(spec: ClusterSpec, observed: Observed) -> ConditionValue:
 
 def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> ConditionValue | None:
     """What a broker group lacks of the replicas that it is to have; None: nothing."""
-    found = observed.sets.get(index)
+    group_set = observed.sets.get(index)
     if index < spec.brokers.groups:
-        wanted = spec.brokers.replicas
-    elif found is None or found.is_deleting:
+        desired = spec.brokers.replicas
+    elif group_set is None or group_set.is_deleting:
         return None  # the spec does not want it, and it goes
     else:
-        wanted = found.replicas
+        desired = group_set.replicas
     name = spec.names.group(index)
     health = None if observed.health is None else observed.health.get(name, GroupHealth())
     pods = {pod.name: pod for pod in observed.pods.get(index, ())}
-    names = [spec.names.pod(index, ordinal) for ordinal in range(wanted)]
-    down = [f"{one} {why}" for one in names if (why := _why_down(pods.get(one)))]
+    names = [spec.names.pod(index, ordinal) for ordinal in range(desired)]
+    down = [f"{text} {why}" for text in names if (why := _why_down(pods.get(text)))]
     if health is None:
         if not down:
             return None
         message = f"{name}: {', '.join(down)}; no controller says how many are in sync"
         return ConditionValue(TRUE, BROKER_DOWN, message)
-    copies = [one for one in names if one in health.in_sync]
+    copies = [copy for copy in names if copy in health.in_sync]
     lagging = [
-        f"{one} is not in sync"
-        for one in names
-        if one not in health.in_sync and not _why_down(pods.get(one))
+        f"{copy} is not in sync"
+        for copy in names
+        if copy not in health.in_sync and not _why_down(pods.get(copy))
     ]
     missing = [] if health.master else ["it has no master"]
     if not (missing or down or lagging):
         return None
     reason = NO_MASTER if missing else BROKER_DOWN if down else NOT_IN_SYNC
     what = ", ".join([*missing, *down, *lagging])
-    return ConditionValue(TRUE, reason, f"{name}: {len(copies)} of {wanted} in sync ({what})")
+    return ConditionValue(TRUE, reason, f"{name}: {len(copies)} of {desired} in sync ({what})")
 
 
 def _why_down(pod: Pod | None) -> str:
@@ -211,12 +360,16 @@ def _progressing(spec: ClusterSpec, observed: Observed, plan: ClusterPlan) -> Co
 def _replaces_pods(observed: Observed, plan: ClusterPlan) -> str:
     """A Deployment that is not as it is wanted yet. Its own controller sees to its pods; so it is
     no step of ours, and yet whoever waits for a change waits for it, too."""
-    for wanted in plan.objects:
-        if kind_of(wanted) != DEPLOYMENT:
+    for desired in plan.objects:
+        if kind_of(desired) != DEPLOYMENT:
             continue
-        found = observed.objects.get((DEPLOYMENT, name_of(wanted)))
-        if found is None or _template(found) != _template(wanted) or not _is_rolled_out(found):
-            return name_of(wanted)
+        deployment = observed.objects.get((DEPLOYMENT, name_of(desired)))
+        if (
+            deployment is None
+            or _template(deployment) != _template(desired)
+            or not _is_rolled_out(deployment)
+        ):
+            return name_of(desired)
     return ""
 
 
@@ -237,8 +390,8 @@ def _is_rolled_out(deployment: Manifest) -> bool:
 def _proxies(spec: ClusterSpec, observed: Observed) -> tuple[int, int]:
     deployment = observed.objects.get((DEPLOYMENT, spec.names.proxy))
     replicas = at(deployment, "spec", "replicas")
-    wanted = spec.proxies.replicas if replicas is None else replicas
-    return wanted, at(deployment, "status", "readyReplicas") or 0
+    desired = spec.proxies.replicas if replicas is None else replicas
+    return desired, at(deployment, "status", "readyReplicas") or 0
 
 
 def _selector(spec: ClusterSpec) -> str:

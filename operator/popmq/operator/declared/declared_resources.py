@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from popmq.common.errors import ConfigError
-from popmq.common.quantities import parse_duration_ms
+from popmq.common.quantities import DAY_MS, parse_duration_ms
 from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
 from popmq.operator.model.conditions import FALSE, TRUE, ConditionValue, conditions
 from popmq.operator.model.manifest import TOPIC, Manifest, ResourceKind, at, condition
@@ -19,6 +19,7 @@ from popmq.operator.model.spec import SpecError
 
 DRIFT_KEPT = 10  # lines of status.drift
 DRIFT_SHOWN = timedelta(minutes=10)  # for so long the condition Drifted stays
+LONGEST_MS = 99_999 * DAY_MS  # as in the definition
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 Value: TypeAlias = str | int | tuple[int, ...]
@@ -90,8 +91,8 @@ class ClusterMetadata:
     topics: Mapping[str, Settings]
     groups: Mapping[str, Settings]
 
-    def from_manifest(self, one: DeclaredResource) -> Settings | None:
-        return (self.topics if one.kind == TOPIC else self.groups).get(one.name)
+    def from_manifest(self, resource: DeclaredResource) -> Settings | None:
+        return (self.topics if resource.kind == TOPIC else self.groups).get(resource.name)
 
 
 def read_declared(kind: ResourceKind, manifest: Manifest) -> DeclaredResource:
@@ -103,22 +104,28 @@ def read_declared(kind: ResourceKind, manifest: Manifest) -> DeclaredResource:
 
 
 def decide(
-    declared: Sequence[DeclaredResource], found: ClusterMetadata, *, paused: bool
+    declared: Sequence[DeclaredResource], metadata: ClusterMetadata, *, paused: bool
 ) -> list[Decision]:
     """The first of several objects with one name, by age, is the one that counts."""
     holders: dict[tuple[ResourceKind, str], DeclaredResource] = {}
     decisions = []
-    for one in sorted(declared, key=_age):
-        holder = one if one.is_deleting else holders.setdefault((one.kind, one.name), one)
-        if holder is not one:
-            why = f"{holder.object_name} declares {one.name} already: delete one of them"
-            decisions.append(Decision(one, ConditionValue(FALSE, "Duplicate", why)))
-        elif not one.is_deleting:
-            decisions.append(_kept(one, found.from_manifest(one), paused=paused))
-    for one in declared:
-        if one.is_deleting:
-            shared = (one.kind, one.name) in holders
-            decisions.append(_going(one, found.from_manifest(one), shared=shared, paused=paused))
+    for resource in sorted(declared, key=_age):
+        holder = (
+            resource
+            if resource.is_deleting
+            else holders.setdefault((resource.kind, resource.name), resource)
+        )
+        if holder is not resource:
+            why = f"{holder.object_name} declares {resource.name} already: delete one of them"
+            decisions.append(Decision(resource, ConditionValue(FALSE, "Duplicate", why)))
+        elif not resource.is_deleting:
+            decisions.append(_kept(resource, metadata.from_manifest(resource), paused=paused))
+    for resource in declared:
+        if resource.is_deleting:
+            shared = (resource.kind, resource.name) in holders
+            decisions.append(
+                _going(resource, metadata.from_manifest(resource), shared=shared, paused=paused)
+            )
     return decisions
 
 
@@ -126,7 +133,10 @@ def decide_unreachable(
     declared: Iterable[DeclaredResource], verdict: ConditionValue, *, release: bool
 ) -> list[Decision]:
     """When nobody can be asked. `release`: there is no cluster, so nothing to be deleted."""
-    return [Decision(one, verdict, release=one.is_deleting and release) for one in declared]
+    return [
+        Decision(resource, verdict, release=resource.is_deleting and release)
+        for resource in declared
+    ]
 
 
 def declared_status(decision: Decision, refusal: str, generation: int, now: datetime) -> Manifest:
@@ -145,36 +155,38 @@ def declared_status(decision: Decision, refusal: str, generation: int, now: date
     return {**status, "drift": drift} if drift else status
 
 
-def differences(wanted: Settings, found: Settings) -> Settings:
-    return {key: value for key, value in wanted.items() if found.get(key) != value}
+def differences(desired: Settings, current: Settings) -> Settings:
+    return {key: value for key, value in desired.items() if current.get(key) != value}
 
 
-def _kept(one: DeclaredResource, found: Settings | None, *, paused: bool) -> Decision:
-    if found is None:
-        lost = ["it was deleted: made again, without what it held"] if one.was_as_wanted else []
-        change = Change(ChangeKind.CREATE, one.kind, one.name, one.settings)
-        return _unless(paused, Decision(one, _ready(one), change, lost), "it is not made")
-    wrong = differences(one.settings, found)
-    drift = [f"{_told(key, found)}, not {_shown(wrong[key])}" for key in wrong]
-    kept = drift if one.was_as_wanted else []
-    cannot = {key: why for key in wrong if (why := _cannot(key, one.settings, found))}
+def _kept(resource: DeclaredResource, current: Settings | None, *, paused: bool) -> Decision:
+    if current is None:
+        lost = (
+            ["it was deleted: made again, without what it held"] if resource.was_as_wanted else []
+        )
+        change = Change(ChangeKind.CREATE, resource.kind, resource.name, resource.settings)
+        return _unless(paused, Decision(resource, _ready(resource), change, lost), "it is not made")
+    wrong = differences(resource.settings, current)
+    drift = [f"{_told(key, current)}, not {_shown(wrong[key])}" for key in wrong]
+    kept = drift if resource.was_as_wanted else []
+    cannot = {key: why for key in wrong if (why := _cannot(key, resource.settings, current))}
     rest = {key: value for key, value in wrong.items() if key not in cannot}
-    alter = Change(ChangeKind.ALTER, one.kind, one.name, rest) if rest else None
-    verdict = _ready(one)
+    alter = Change(ChangeKind.ALTER, resource.kind, resource.name, rest) if rest else None
+    verdict = _ready(resource)
     if cannot:
         verdict = ConditionValue(FALSE, "CannotChange", "; ".join(cannot.values()))
-    decision = Decision(one, verdict, alter, kept)
+    decision = Decision(resource, verdict, alter, kept)
     return _unless(paused and alter is not None, decision, "; ".join(drift))
 
 
 def _going(
-    one: DeclaredResource, found: Settings | None, *, shared: bool, paused: bool
+    resource: DeclaredResource, current: Settings | None, *, shared: bool, paused: bool
 ) -> Decision:
     gone = ConditionValue(FALSE, "Going", "the object is deleted")
-    if not one.delete or shared or found is None:
-        return Decision(one, gone, release=True)
-    change = Change(ChangeKind.DELETE, one.kind, one.name)
-    return _unless(paused, Decision(one, gone, change, release=True), "it is not deleted")
+    if not resource.delete or shared or current is None:
+        return Decision(resource, gone, release=True)
+    change = Change(ChangeKind.DELETE, resource.kind, resource.name)
+    return _unless(paused, Decision(resource, gone, change, release=True), "it is not deleted")
 
 
 def _unless(paused: bool, decision: Decision, what: str) -> Decision:
@@ -184,8 +196,8 @@ def _unless(paused: bool, decision: Decision, what: str) -> Decision:
     return Decision(decision.one, ConditionValue(FALSE, "Paused", why))
 
 
-def _ready(one: DeclaredResource) -> ConditionValue:
-    return ConditionValue(TRUE, "AsWanted", f"the cluster has {one.name} like this")
+def _ready(resource: DeclaredResource) -> ConditionValue:
+    return ConditionValue(TRUE, "AsWanted", f"the cluster has {resource.name} like this")
 
 
 def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> ConditionValue:
@@ -193,7 +205,7 @@ def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> Conditi
         reason = "PutRight" if decision.verdict.status == TRUE else "CannotPutRight"
         return ConditionValue(TRUE, reason, "; ".join(decision.drift))
     old = at(decision.one.manifest, "status", "conditions") or []
-    known = next((one for one in old if one["type"] == "Drifted"), None)
+    known = next((condition for condition in old if condition["type"] == "Drifted"), None)
     if known is None or known["status"] != TRUE or not drift:
         return ConditionValue(FALSE, "AsWanted", "")
     since = drift[-1].partition(" ")[0]
@@ -203,35 +215,35 @@ def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> Conditi
     return ConditionValue(FALSE, "AsWanted", "")
 
 
-def _cannot(key: str, wanted: Settings, found: Settings) -> str:
+def _cannot(key: str, desired: Settings, current: Settings) -> str:
     """Why a setting stays as it is; empty: it can be changed."""
-    told = _told(key, found)
+    text = _told(key, current)
     if key == "type":
-        return f"{told}, and no type can be changed: make another object with another spec.name"
-    if key == "durability" and found.get("type") == "transaction":
-        return f"{told}, and that of a Transaction topic is fixed: what it holds must not be lost"
+        return f"{text}, and no type can be changed: make another object with another spec.name"
+    if key == "durability" and current.get("type") == "transaction":
+        return f"{text}, and that of a Transaction topic is fixed: what it holds must not be lost"
     if key != "queues":
         return ""
-    if found.get("type") == "fifo":
-        return f"{told}, and that of a FIFO topic is fixed: message groups would lose their order"
-    many, few = found["queues"], wanted["queues"]
+    if current.get("type") == "fifo":
+        return f"{text}, and that of a FIFO topic is fixed: message groups would lose their order"
+    many, few = current["queues"], desired["queues"]
     assert isinstance(many, int), "queues are counted"
     assert isinstance(few, int), "queues are counted"
-    return f"{told}, and a number cannot shrink: set spec.queues to {many}" if few < many else ""
+    return f"{text}, and a number cannot shrink: set spec.queues to {many}" if few < many else ""
 
 
-def _told(key: str, found: Settings) -> str:
-    return f"{key} is {_shown(found.get(key, 'not set'))}"
+def _told(key: str, current: Settings) -> str:
+    return f"{key} is {_shown(current.get(key, 'not set'))}"
 
 
 def _shown(value: Value) -> str:
     if isinstance(value, tuple):
-        return ", ".join(f"{one} ms" for one in value)
+        return ", ".join(f"{delay} ms" for delay in value)
     return str(value)
 
 
-def _age(one: DeclaredResource) -> tuple[str, str]:
-    return one.manifest["metadata"].get("creationTimestamp", ""), one.object_name
+def _age(resource: DeclaredResource) -> tuple[str, str]:
+    return resource.manifest["metadata"].get("creationTimestamp", ""), resource.object_name
 
 
 def _topic(spec: Manifest) -> Settings:
@@ -261,6 +273,9 @@ def _group(spec: Manifest) -> Settings:
 
 def _duration(where: str, text: str) -> int:
     try:
-        return parse_duration_ms(text)
+        duration_ms = parse_duration_ms(text)
     except ConfigError as error:
         raise SpecError(f"spec.{where}: {error}") from error
+    if duration_ms > LONGEST_MS:
+        raise SpecError(f"spec.{where} = {text}: at most {LONGEST_MS // DAY_MS}d")
+    return duration_ms

@@ -3,13 +3,15 @@
 All changes of a look go over one connection; each has an answer of its own.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from google.protobuf.message import Message
 
 from popmq.common.errors import Code
+from popmq.common.signing import Signer
 from popmq.common.wire import admin_pb2 as admin
 from popmq.operator.declared.declared_resources import (
     Change,
@@ -18,56 +20,68 @@ from popmq.operator.declared.declared_resources import (
     Settings,
     Value,
 )
-from popmq.operator.kube.admin_client import AdminClient, DataPlaneUnavailable
+from popmq.operator.kube.admin_client import AdminClient, DataPlaneUnavailable, on_thread
 from popmq.operator.model.manifest import TOPIC
 from popmq.operator.model.spec import ClusterSpec
 
 MISSING = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND, Code.NOT_FOUND)
 
 
+@dataclass(frozen=True, slots=True)
+class ProxyAccess:
+    """`trusted` signed the proxies' certificate (PEM); `signer` is the user that calls them."""
+
+    trusted: bytes | None = None
+    signer: Signer = field(default_factory=Signer)
+
+
 class MetadataClient(Protocol):
     """Of any cluster: the spec says which."""
 
-    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> ClusterMetadata: ...
+    async def found(self, spec: ClusterSpec, access: ProxyAccess) -> ClusterMetadata: ...
     async def change(
-        self, spec: ClusterSpec, trusted: bytes | None, changes: Sequence[Change]
+        self, spec: ClusterSpec, access: ProxyAccess, changes: Sequence[Change]
     ) -> list[str]: ...
 
 
 class NetworkMetadataClient:
-    """`proxy_address` replaces that of the cluster's Service."""
+    """`proxy_address` replaces that of the cluster's Service; calls wait on `threads`."""
 
-    def __init__(self, proxy_address: str = "") -> None:
+    def __init__(self, proxy_address: str = "", threads: Executor | None = None) -> None:
         self._proxy_address = proxy_address
+        self._threads = threads
 
-    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> ClusterMetadata:
+    async def found(self, spec: ClusterSpec, access: ProxyAccess) -> ClusterMetadata:
         """Raises DataPlaneUnavailable."""
 
         def asked() -> ClusterMetadata:
-            with AdminClient(spec, self._proxy_address, trusted) as port:
+            with AdminClient(spec, self._proxy_address, access.trusted, access.signer) as port:
                 topics = port.ask("ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply)
                 groups = port.ask("ListGroups", admin.ListGroupsRequest(), admin.ListGroupsReply)
             return ClusterMetadata(
-                {one.name: topic_settings(one) for one in topics.topics},
-                {one.name: group_settings(one) for one in groups.groups},
+                {topic.name: topic_settings(topic) for topic in topics.topics},
+                {group.name: group_settings(group) for group in groups.groups},
             )
 
-        return await asyncio.to_thread(asked)
+        return await on_thread(self._threads, asked)
 
     async def change(
-        self, spec: ClusterSpec, trusted: bytes | None, changes: Sequence[Change]
+        self, spec: ClusterSpec, access: ProxyAccess, changes: Sequence[Change]
     ) -> list[str]:
         """Why each was refused, or nothing.  Done again, a change is no error."""
 
         def asked() -> list[str]:
-            with AdminClient(spec, self._proxy_address, trusted) as port:
-                return [_refusal(port, one) for one in changes]
+            with AdminClient(spec, self._proxy_address, access.trusted, access.signer) as port:
+                return [_refusal(port, change) for change in changes]
 
-        return await asyncio.to_thread(asked) if changes else []
+        return await on_thread(self._threads, asked) if changes else []
 
 
 def _refusal(port: AdminClient, change: Change) -> str:
-    method, request = request_of(change)
+    try:
+        method, request = request_of(change)
+    except ValueError as error:  # a value that no message can hold harms this change alone
+        return f"{change.name}: {error}"
     reply = admin.TopicReply if change.kind == TOPIC else admin.GroupReply
     fine = MISSING if change.act is ChangeKind.DELETE else ()
     try:

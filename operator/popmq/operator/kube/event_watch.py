@@ -1,4 +1,5 @@
-"""kopf, which watches: every event of a cluster or of what it owns wakes the cluster's worker.
+"""kopf, which watches popmq's own kinds: every event wakes the worker of a cluster.  What clusters
+own is watched beside it (popmq.operator.kube.child_watch).
 
 Only low-level event handlers are used, so kopf writes nothing into any object: no finalizer, no
 annotation.  What happened does not matter, only that something did; a watch that was lost or starts
@@ -7,38 +8,38 @@ again tells of everything once more, which is as good.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import kopf
 
-from popmq.operator.kube.api_client import ApiAccess
+from popmq.operator.kube.access import ApiAccess
+from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable
+from popmq.operator.kube.child_watch import ChildWatch, Wake
 from popmq.operator.model.manifest import (
     BROKER_CLUSTER,
-    CLAIM,
-    CONFIG_MAP,
     CONSUMER_GROUP,
-    CRON_JOB,
-    DEPLOYMENT,
     LAG_REPORT,
-    POD,
-    SERVICE,
-    STATEFUL_SET,
     TOPIC,
+    USER,
+    Manifest,
     ResourceKind,
 )
-from popmq.operator.model.names import CLUSTER_LABEL
 
-WATCHED = (POD, STATEFUL_SET, DEPLOYMENT, SERVICE, CONFIG_MAP, CLAIM, CRON_JOB)
+logger = logging.getLogger(__name__)
 
-Wake = Callable[[str, str], None]
+DEFINITIONS_S = 20.0  # so often the API server is asked which kinds it serves
+
+Clusters = dict[tuple[str, str], Manifest]  # by namespace and name
 
 
 def registry_of(
-    access: ApiAccess, ca: str | None, wake: Wake, wake_declared: Wake
+    access: ApiAccess, clusters: Clusters, wake: Wake, wake_declared: Wake
 ) -> kopf.OperatorRegistry:
-    """`ca` is the API server's CA as PEM.  Both wakes name a BrokerCluster: one is called when it
-    or what it owns moved, the other when one of its Topics or ConsumerGroups did."""
+    """`clusters` gets every BrokerCluster as the API server has it.  Both wakes name one: the first
+    is called when it or one of its LagReports moved, the other when one of its Topics,
+    ConsumerGroups or Users did."""
     # Its news is of no use to an operator's operator, and takes half a page each.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     registry = kopf.OperatorRegistry()
@@ -46,51 +47,54 @@ def registry_of(
     # Coroutines, because kopf runs plain functions on threads.
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
+        configuration = access.configuration
+        token = await configuration.get_api_key_with_prefix("BearerToken")
         return kopf.ConnectionInfo(
-            server=access.url,
-            ca_data=ca.encode() if ca else None,
-            insecure=ca is None,
-            scheme="Bearer" if access.token() else None,
-            token=access.token() or None,
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            scheme="Bearer" if token else None,
+            token=token.partition(" ")[2].strip() if token else None,
             default_namespace=access.namespace,
         )
 
     @kopf.on.event(*_resource(BROKER_CLUSTER), registry=registry)
-    async def cluster_moved(namespace: str | None, name: str | None, **_: Any) -> None:
-        wake(namespace or "", name or "")
+    async def cluster_moved(
+        event: kopf.RawEvent, namespace: str | None, name: str | None, **_: Any
+    ) -> None:
+        key = (namespace or "", name or "")
+        if event["type"] == "DELETED":
+            clusters.pop(key, None)
+        else:
+            clusters[key] = dict(event["object"])
+        wake(*key)
 
     @kopf.on.event(*_resource(LAG_REPORT), registry=registry)
     async def report_moved(namespace: str | None, spec: kopf.Spec, **_: Any) -> None:
         wake(namespace or "", str(spec.get("cluster", "")))
 
-    async def child_moved(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        wake(namespace or "", labels[CLUSTER_LABEL])
-
-    for kind in WATCHED:
-        kopf.on.event(
-            *_resource(kind),
-            labels={CLUSTER_LABEL: kopf.PRESENT},
-            registry=registry,
-            id=f"child-{kind.plural}",
-        )(child_moved)
-
     async def declared_moved(namespace: str | None, spec: kopf.Spec, **_: Any) -> None:
         wake_declared(namespace or "", str(spec.get("cluster", "")))
 
-    for kind in (TOPIC, CONSUMER_GROUP):
+    for kind in (TOPIC, CONSUMER_GROUP, USER):
         handler = kopf.on.event(*_resource(kind), registry=registry, id=f"declared-{kind.plural}")
         handler(declared_moved)
     return registry
 
 
 async def watch(
+    api: ApiClient,
     registry: kopf.OperatorRegistry,
+    children: Sequence[ChildWatch],
     namespaces: Sequence[str],
     *,
     stop: asyncio.Event,
     ready: asyncio.Event,
 ) -> None:
-    """Until `stop` is set."""
+    """Until `stop` is set.  kopf looks once which kinds there are, so it begins anew when there are
+    others: definitions may be applied after the operator's start, or be removed."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # so that no right on CRDs and namespaces is needed
@@ -98,15 +102,54 @@ async def watch(
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 60
-    await kopf.operator(
-        registry=registry,
-        settings=settings,
-        standalone=True,
-        namespaces=list(namespaces),
-        clusterwide=not namespaces,
-        stop_flag=stop,
-        ready_flag=ready,
-    )
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(child.run()) for child in children]
+    try:
+        while not stop.is_set():
+            over = asyncio.Event()
+            known = await _served(api)  # before kopf looks, so that none comes in between
+            kinds = loop.create_task(_other_kinds(api, known, over, stop))
+            tasks.append(kinds)
+            await kopf.operator(
+                registry=registry,
+                settings=settings,
+                standalone=True,
+                namespaces=list(namespaces),
+                clusterwide=not namespaces,
+                stop_flag=over,
+                ready_flag=ready,
+            )
+            if not kinds.done():  # it ended by itself
+                break
+            tasks.remove(kinds)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _other_kinds(
+    api: ApiClient, known: frozenset[str] | None, over: asyncio.Event, stop: asyncio.Event
+) -> None:
+    """Sets `over` when the API server serves other kinds of popmq.io, or `stop` is set."""
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEFINITIONS_S):
+                await stop.wait()
+            break
+        served = await _served(api)
+        if served is not None and served != known:
+            logger.info("other kinds are served", extra={"kinds": sorted(served)})
+            break
+    over.set()
+
+
+async def _served(api: ApiClient) -> frozenset[str] | None:
+    """None: the API server does not say."""
+    try:
+        return await api.served(BROKER_CLUSTER.api_version)
+    except (ApiError, ApiUnavailable):
+        return None
 
 
 def _resource(kind: ResourceKind) -> tuple[str, str, str]:

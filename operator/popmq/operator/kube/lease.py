@@ -5,6 +5,7 @@ its whole duration.  A holder writes nothing any more once two thirds of the dur
 since it began its last renewal that worked, however long it was stopped in between.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class ObservedLease:
 
 
 class Elector:
-    """`monotonic` counts seconds on a clock that nobody sets."""
+    """`monotonic` counts seconds on a clock that nobody sets; with `owner` goes the Lease."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Elector:
         identity: str,
         duration_s: float,
         monotonic: Callable[[], float],
+        owner: Manifest | None = None,
     ) -> None:
         self._api = api
         self._namespace = namespace
@@ -47,6 +49,8 @@ class Elector:
         self._monotonic = monotonic
         self._renewed_s: float | None = None  # the begin of the last renewal that worked
         self._seen: ObservedLease | None = None
+        self._owner = owner
+        self.lease: Manifest | None = None  # as it was before the last step
         self.tried_s = monotonic()
 
     @property
@@ -63,7 +67,7 @@ class Elector:
         """Take or renew it; whether it is ours now."""
         begun = self.tried_s = self._monotonic()
         try:
-            lease = await self._api.get(LEASE, self._namespace, self._name)
+            lease = self.lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
                 await self._api.create(LEASE, self._lease(None))
             elif self._may_take(lease, begun):
@@ -97,21 +101,23 @@ class Elector:
         holder = at(lease, "spec", "holderIdentity") or ""
         if holder in ("", self._identity):
             return True
-        version = lease["metadata"]["resourceVersion"]
+        version = json.dumps(lease["spec"], sort_keys=True)  # annotations are others'
         if self._seen is None or self._seen.version != version:
             duration_s = float(at(lease, "spec", "leaseDurationSeconds") or self._duration_s)
             self._seen = ObservedLease(holder, version, now_s, duration_s)
         return now_s >= self._seen.at_s + self._seen.duration_s
 
-    def _lease(self, found: Manifest | None) -> Manifest:
+    def _lease(self, current: Manifest | None) -> Manifest:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people
         metadata: Manifest = {"name": self._name, "namespace": self._namespace}
-        spec: Manifest = dict((found or {}).get("spec") or {})
+        if self._owner is not None:
+            metadata["ownerReferences"] = [self._owner]
+        spec: Manifest = dict((current or {}).get("spec") or {})
         if spec.get("holderIdentity") != self._identity:
             spec["acquireTime"] = now
-            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + bool(found)
-        if found is not None:
-            metadata = found["metadata"]
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + bool(current)
+        if current is not None:
+            metadata = current["metadata"]
         spec.update(
             holderIdentity=self._identity,
             leaseDurationSeconds=max(1, round(self._duration_s)),

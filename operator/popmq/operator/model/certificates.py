@@ -33,41 +33,52 @@ class Pair:
     key: bytes
 
 
-def authority(found: SecretData | None, cluster: str, now: datetime) -> dict[str, str]:
+def authority(secret: SecretData | None, cluster: str, now: datetime) -> dict[str, str]:
     """The Secret of the CA: as it is while it is good for long enough, else a new one."""
-    old = _pair(found)
+    old = _pair(secret)
     if old is not None and _good(old, now, AUTHORITY_RENEW_DAYS):
-        return dict(found or {})
-    made = _make_authority(cluster, now)
-    trusted = [made.certificate]
+        return dict(secret or {})
+    pair = _make_authority(cluster, now)
+    trusted = [pair.certificate]
     if old is not None and _good(old, now, 0):
         trusted.append(old.certificate)
-    return _encoded(made, b"".join(trusted))
+    return _encoded(pair, b"".join(trusted))
 
 
 def serving(
-    found: SecretData | None, ca: SecretData, names: Iterable[str], now: datetime
+    secret: SecretData | None, ca: SecretData, names: Iterable[str], now: datetime
 ) -> dict[str, str]:
     """The Secret of the proxies: as it is while it is good for `names` and signed by `ca`."""
-    wanted = sorted(set(names))
+    desired = sorted(set(names))
     signer = _pair(ca)
     assert signer is not None, "a CA was made before"
     trusted = base64.b64decode(ca[TRUSTED])
-    old = _pair(found)
+    old = _pair(secret)
     if (
         old is not None
         and _good(old, now, SERVING_RENEW_DAYS)
-        and _names_in(old) == wanted
+        and _names_in(old.certificate) == desired
         and _signed_by(old, signer)
     ):
         return _encoded(old, trusted)
-    return _encoded(_make_serving(signer, wanted, now), trusted)
+    return _encoded(_make_serving(signer, desired, now), trusted)
 
 
-def expiry(data: SecretData) -> datetime:
-    pair = _pair(data)
-    assert pair is not None
-    return x509.load_pem_x509_certificate(pair.certificate).not_valid_after_utc
+def end_of(data: SecretData) -> datetime | None:
+    """When the certificate ends; None for one that is missing or damaged."""
+    try:
+        certificate = base64.b64decode(data[CERTIFICATE])
+        return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    except (KeyError, ValueError):
+        return None
+
+
+def names_in(data: SecretData) -> list[str]:
+    """What the proxies' certificate is for; nothing for one that is missing or damaged."""
+    try:
+        return _names_in(base64.b64decode(data[CERTIFICATE]))
+    except (KeyError, ValueError):
+        return []
 
 
 def _encoded(pair: Pair, trusted: bytes) -> dict[str, str]:
@@ -93,14 +104,16 @@ def _good(pair: Pair, now: datetime, days: int) -> bool:
     return certificate.not_valid_after_utc - now > timedelta(days=days)
 
 
-def _names_in(pair: Pair) -> list[str]:
-    certificate = x509.load_pem_x509_certificate(pair.certificate)
+def _names_in(pem: bytes) -> list[str]:
+    certificate = x509.load_pem_x509_certificate(pem)
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternative_name = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value
     except x509.ExtensionNotFound:
         return []
-    addresses = [str(one) for one in found.get_values_for_type(x509.IPAddress)]
-    return sorted([*found.get_values_for_type(x509.DNSName), *addresses])
+    addresses = [str(address) for address in alternative_name.get_values_for_type(x509.IPAddress)]
+    return sorted([*alternative_name.get_values_for_type(x509.DNSName), *addresses])
 
 
 def _signed_by(pair: Pair, signer: Pair) -> bool:
@@ -130,14 +143,14 @@ def _make_authority(cluster: str, now: datetime) -> Pair:
         encipher_only=False,
         decipher_only=False,
     )
-    made = (
+    certificate = (
         _builder(name, name, key.public_key(), now, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return _as_pem(made, key)
+    return _as_pem(certificate, key)
 
 
 def _make_serving(signer: Pair, names: list[str], now: datetime) -> Pair:
@@ -146,7 +159,7 @@ def _make_serving(signer: Pair, names: list[str], now: datetime) -> Pair:
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     own_id = by.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    made = (
+    certificate = (
         _builder(_name("popmq proxy"), by.subject, key.public_key(), now, SERVING_DAYS)
         .add_extension(
             x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
@@ -158,7 +171,7 @@ def _make_serving(signer: Pair, names: list[str], now: datetime) -> Pair:
         )
         .sign(signing_key, hashes.SHA256())
     )
-    return _as_pem(made, key)
+    return _as_pem(certificate, key)
 
 
 def _builder(

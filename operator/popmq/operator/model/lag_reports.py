@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, ConditionValue, conditions
+from popmq.operator.model.conditions import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionValue,
+    conditions,
+    verdict_in,
+)
 from popmq.operator.model.manifest import Manifest, at
 from popmq.operator.model.names import REPORT_LABEL
 
@@ -41,6 +48,7 @@ class LagReport:
     keep: int
     resources: Manifest
     manifest: Manifest
+    user_secret: str = ""  # that has the user it is at the proxies
 
 
 def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
@@ -62,38 +70,47 @@ def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
         keep=3 if keep is None else int(keep),
         resources=spec.get("resources") or {},
         manifest=manifest,
+        user_secret=str(spec.get("userSecret") or ""),
     )
 
 
 def _executors(spec: Manifest) -> Executors | None:
-    found = spec.get("executors")
-    if found is None and not str(spec.get("master") or "").startswith("k8s://"):
+    executors = spec.get("executors")
+    if executors is None and not str(spec.get("master") or "").startswith("k8s://"):
         return None
-    found = found or {}
+    executors = executors or {}
     return Executors(
-        int(found.get("instances") or 2),
-        str(found.get("cpu") or "1"),
-        str(found.get("memory") or "1536Mi"),
+        int(executors.get("instances") or 2),
+        str(executors.get("cpu") or "1"),
+        str(executors.get("memory") or "1536Mi"),
     )
 
 
-def report_status(one: LagReport, cron_job: Manifest, now: datetime) -> Manifest:
+def report_status(report: LagReport, cron_job: Manifest, now: datetime) -> Manifest:
     """`cron_job` as the API server has it."""
     ready = ConditionValue(TRUE, "Scheduled", f"the CronJob is {cron_job['metadata']['name']}")
-    if one.suspend:
+    if report.suspend:
         ready = ConditionValue(FALSE, "Suspended", "spec.suspend is true")
-    status = _status(one, {"Ready": ready, "Succeeded": _succeeded(cron_job)}, now)
+    verdicts = {"Ready": ready, "Succeeded": _succeeded(cron_job)}
+    status = _status(report.manifest, verdicts, now)
     for ours, theirs in (("lastRun", "lastScheduleTime"), ("lastSuccess", "lastSuccessfulTime")):
         if when := at(cron_job, "status", theirs):
             status[ours] = when
     return status
 
 
-def status_without_cluster(one: LagReport, verdict: ConditionValue, now: datetime) -> Manifest:
-    """Of one without a cluster: what was known of its last run stays."""
-    before = one.manifest.get("status") or {}
+def report_status_of(manifest: Manifest, verdict: ConditionValue, now: datetime) -> Manifest:
+    """Of a report whose CronJob is not as it asks: what is known of its last run stays."""
+    before = manifest.get("status") or {}
     kept = {key: value for key, value in before.items() if key.startswith("last")}
-    return {**kept, **_status(one, {"Ready": verdict}, now)}
+    return {**kept, **_status(manifest, {"Ready": verdict}, now)}
+
+
+def is_failing(status: Manifest) -> bool:
+    """Whether nobody gets this report: its last run failed, or it has none at all."""
+    ready, succeeded = verdict_in(status, "Ready"), verdict_in(status, "Succeeded")
+    refused = ready.status == FALSE and ready.reason != "Suspended"
+    return refused or succeeded.status == FALSE
 
 
 def _succeeded(cron_job: Manifest) -> ConditionValue:
@@ -111,9 +128,9 @@ def _succeeded(cron_job: Manifest) -> ConditionValue:
     return ConditionValue(FALSE, "Failed", f"the run of {ran} made no report; why: {where}")
 
 
-def _status(one: LagReport, verdicts: dict[str, ConditionValue], now: datetime) -> Manifest:
-    before = one.manifest.get("status") or {}
-    generation = one.manifest["metadata"].get("generation", 0)
+def _status(manifest: Manifest, verdicts: dict[str, ConditionValue], now: datetime) -> Manifest:
+    before = manifest.get("status") or {}
+    generation = manifest["metadata"].get("generation", 0)
     return {
         "observedGeneration": generation,
         "conditions": conditions(verdicts, before, generation, now),

@@ -5,7 +5,9 @@ of one namespace, or two of one name, never meet.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FIELD_MANAGER = "popmq-operator"
 # Holds a Deployment's replicas when they are handed to an autoscaler.
@@ -23,6 +25,10 @@ OPERATOR_NAME = "popmq-operator"
 
 TEMPLATE_ANNOTATION = "popmq.io/template"
 CONFIG_ANNOTATION = "popmq.io/config"
+SECRET_ANNOTATION = "popmq.io/cluster-secret"  # on a pod: how it uses it
+ADMIN_ANNOTATION = "popmq.io/admin-port"  # on a proxy: "only" where no other port administers
+ADMIN_ONLY = "only"
+FIRST_USER_ANNOTATION = "popmq.io/first-user"  # on the sealing keys: proxies make the first user
 RESTART_ANNOTATION = "popmq.io/restart"
 POD_RESTART_ANNOTATION = "popmq.io/restart-pod"  # on a pod
 PAUSE_ANNOTATION = "popmq.io/pause"
@@ -31,12 +37,17 @@ PROTECT_ANNOTATION = "popmq.io/delete-protection"
 FORCE_REMOVAL_ANNOTATION = "popmq.io/remove-undrained"
 
 PUBLIC_PORT = 8081
+ADMIN_PORT = 8082
+REMOTING_PORT = 9876
+GROUP_PORT = 9900  # and those after it: one for each broker group
 BROKER_PORT = 10911
 CONTROLLER_PORT = 9878
 HTTP_PORT = 5557
+CONSOLE_PORT = 8083
 
-BROKER, PROXY, CONTROLLER = "broker", "proxy", "controller"
+ROLES = BROKER, PROXY, CONTROLLER = ("broker", "proxy", "controller")
 REPORT = "report"
+CONSOLE = "console"
 DATA_VOLUME = "data"
 CRON_JOB_NAME = 52  # characters
 
@@ -86,6 +97,24 @@ class ObjectNames:
         return f"{self.proxy}.{self.namespace}.svc:{PUBLIC_PORT}"
 
     @property
+    def remoting_endpoint(self) -> str:
+        return f"{self.proxy}.{self.namespace}.svc:{REMOTING_PORT}"
+
+    @property
+    def admin(self) -> str:
+        """The Service of the proxies' admin ports."""
+        return f"{self.cluster}-admin"
+
+    @property
+    def admin_endpoint(self) -> str:
+        return f"{self.admin}.{self.namespace}.svc:{ADMIN_PORT}"
+
+    @property
+    def console(self) -> str:
+        """The Deployment, Service and Ingress of the web console."""
+        return f"{self.cluster}-console"
+
+    @property
     def config(self) -> str:
         return f"{self.cluster}-config"
 
@@ -105,6 +134,21 @@ class ObjectNames:
     def authority(self) -> str:
         return f"{self.cluster}-ca"
 
+    @property
+    def cluster_secret(self) -> str:
+        """The Secret that brokers, proxies and controllers prove to each other that they hold."""
+        return f"{self.cluster}-cluster-secret"
+
+    @property
+    def users_key(self) -> str:
+        """The Secret with the keys that seal users' secrets; proxies alone read it."""
+        return f"{self.cluster}-users-key"
+
+    @property
+    def admin_user(self) -> str:
+        """The Secret with the credentials of the Super user `admin`."""
+        return f"{self.cluster}-admin-user"
+
     def labels(self, role: str = "") -> dict[str, str]:
         labels = {
             "app.kubernetes.io/name": "popmq",
@@ -117,3 +161,8 @@ class ObjectNames:
 
     def selector(self, role: str = "", **more: str) -> dict[str, str]:
         return {CLUSTER_LABEL: self.cluster, **({ROLE_LABEL: role} if role else {}), **more}
+
+
+def role_of(manifest: Mapping[str, Any]) -> str:
+    """Of an object or pod, by its label; empty where it has none."""
+    return str((manifest["metadata"].get("labels") or {}).get(ROLE_LABEL, ""))

@@ -5,13 +5,16 @@ checked again, for objects that were stored before a rule was, and the settings 
 roles will check them.  An error names field, value and limit.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from popmq.common.errors import ConfigError
 from popmq.common.quantities import HOUR_MS, parse_duration_ms
 from popmq.common.settings.settings import load_settings
+from popmq.operator.model.images import ANY_IMAGE, is_allowed
 from popmq.operator.model.manifest import Manifest, at
 from popmq.operator.model.names import (
     FENCE_ANNOTATION,
@@ -26,13 +29,43 @@ from popmq.operator.model.quantity import parse_quantity
 MOST_GROUPS, MOST_REPLICAS, MOST_CONTROLLERS, MOST_PROXIES = 64, 9, 3, 1000
 # What the operator says itself: a cluster whose spec said otherwise would not find its parts.
 OWN_SECTIONS = ("cluster", "controller", "broker", "proxy", "http")
-OWN_KEYS = ("replication.replicas", "replication.min_in_sync", "store.flush")
+OWN_KEYS = (
+    *("replication.replicas", "replication.min_in_sync", "store.flush"),
+    *("auth.key_file", "auth.admin_file"),
+)
 OWN_KEYS_ALLOWED = (
     "cluster.formerly",
+    "cluster.secret_required",
     "controller.dead_after_ms",
     "controller.heartbeat_ms",
+    "proxy.admin_on_public",
     "proxy.workers",
 )
+
+# Of a pod: where it runs and with what, and not what it may do.
+POD_FIELDS = (
+    "annotations",
+    "affinity",
+    "labels",
+    "nodeSelector",
+    "priorityClassName",
+    "env",
+    "runtimeClassName",
+    "schedulerName",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumeMounts",
+    "volumes",
+)
+# What Pod Security `restricted` lets a volume be.
+VOLUME_SOURCES = (
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
+    *("persistentVolumeClaim", "projected", "secret"),
+)
+OWN_VOLUMES = ("config", "tmp", "tls", "users", "cluster-secret", "data")
+LONGEST_RETENTION_HOURS = 876_000
+_VARIABLE = re.compile(r"\bPOPMQ_([A-Z]+)_([A-Z_]+)")
 
 T = TypeVar("T")
 
@@ -49,6 +82,9 @@ class PodTemplate:
     annotations: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     grace_s: int | None = None
+    env: Sequence[Manifest] = ()
+    volumes: Sequence[Manifest] = ()
+    mounts: Sequence[Manifest] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +123,8 @@ class ProxiesSpec:
     service_type: str
     service_annotations: Mapping[str, str]
     load_balancer_class: str
+    source_ranges: tuple[str, ...]
+    traffic_policy: str
     resources: Manifest
     template: PodTemplate
 
@@ -96,6 +134,34 @@ class ControllersSpec:
     replicas: int
     resources: Manifest
     template: PodTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleIngress:
+    host: str
+    class_name: str
+    tls_secret: str
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSpec:
+    """The web console.  `open_to_anybody`: without a login, where the cluster has no users."""
+
+    image: str
+    open_to_anybody: bool
+    ingress: ConsoleIngress | None
+    resources: Manifest
+    template: PodTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingSpec:
+    """A port of its own for Remoting clients.  `advertise` is HOST:PORT, in their routes;
+    `group_ports` counts the broker groups that have a port each."""
+
+    advertise: str
+    group_ports: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +179,33 @@ class Monitoring:
     labels: Mapping[str, str]
 
 
+class SecretUse(StrEnum):
+    """How pods use the cluster's secret.  ACCEPTED: they prove it to peers that hold it too, and
+    serve those that do not: so a cluster of before gets its secret pod by pod."""
+
+    NONE = "none"
+    ACCEPTED = "accepted"
+    REQUIRED = "required"
+
+
+class UsersUse(StrEnum):
+    """What proxies hold of users.  FIRST: also the first user, which they make together with
+    auth.mode on, so that the cluster is never open."""
+
+    NONE = "none"
+    KEY = "key"
+    FIRST = "first"
+
+
+AUTH_MODES = ("Off", "Observe", "On")
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """A BrokerCluster. `uid` and `generation` are those of the object that was read."""
+    """A BrokerCluster. `uid` and `generation` are those of the object that was read.
+
+    `secret_use`, `users_use` and `admin_on_public` are no wishes of the object's: they say how far
+    a cluster of before is (popmq.operator.cluster.secret_stage, users_stage, admin_stage)."""
 
     name: str
     namespace: str
@@ -131,12 +221,21 @@ class ClusterSpec:
     tls: Tls
     policies: bool
     clients: Sequence[Manifest] | None
+    administrators: Sequence[Manifest]
     monitoring: Monitoring
     restart: str
     paused: bool
     fenced: frozenset[str]
     protected: bool
     remove_undrained: bool
+    scaled_by_hand: bool = False  # proxies.replicas, by kubectl scale
+    secret_use: SecretUse = SecretUse.REQUIRED
+    auth_mode: str = ""  # of AUTH_MODES; empty: as it is
+    users_use: UsersUse = UsersUse.NONE
+    admin_on_public: bool = False
+    console: ConsoleSpec | None = None
+    remoting: RemotingSpec | None = None
+    console_callers: Sequence[Manifest] | None = None  # None: every peer
 
     @property
     def names(self) -> ObjectNames:
@@ -147,8 +246,29 @@ class ClusterSpec:
         return [self.names.controller_address(n) for n in range(self.controllers.replicas)]
 
 
-def read_spec(cluster: Manifest, *, default_image: str) -> ClusterSpec:
-    """Raises SpecError for the first thing that cannot be."""
+def read_spec(
+    cluster: Manifest, *, default_image: str, images: Sequence[str] = (ANY_IMAGE,)
+) -> ClusterSpec:
+    """Raises SpecError for the first thing that cannot be.  `images` are the rules of
+    popmq.operator.model.images that an image of the spec has to meet."""
+    try:
+        read = _read(cluster, default_image)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # Stored before the definition was: a value has another type than the field.
+        raise SpecError(f"spec cannot be read: {error!r}") from error
+    if read.image != default_image:
+        check_image("spec.image", read.image, images)
+    if read.console is not None and read.console.image not in (read.image, default_image):
+        check_image("spec.console.image", read.console.image, images)
+    return read
+
+
+def check_image(path: str, image: str, rules: Sequence[str]) -> None:
+    if not is_allowed(image, rules):
+        raise SpecError(f"{path} = {image}: operator.images allows {', '.join(rules)}")
+
+
+def _read(cluster: Manifest, default_image: str) -> ClusterSpec:
     metadata = cluster["metadata"]
     spec = cluster.get("spec") or {}
     annotations = metadata.get("annotations") or {}
@@ -160,7 +280,9 @@ def read_spec(cluster: Manifest, *, default_image: str) -> ClusterSpec:
         generation=metadata.get("generation", 0),
         image=spec.get("image") or default_image,
         pull_policy=spec.get("imagePullPolicy"),
-        pull_secrets=tuple(one["name"] for one in spec.get("imagePullSecrets") or []),
+        pull_secrets=tuple(
+            image_pull_secret["name"] for image_pull_secret in spec.get("imagePullSecrets") or []
+        ),
         config=_config(spec),
         brokers=_brokers(spec.get("brokers") or {}),
         proxies=_proxies(spec.get("proxies") or {}),
@@ -168,12 +290,20 @@ def read_spec(cluster: Manifest, *, default_image: str) -> ClusterSpec:
         tls=_tls(spec.get("tls") or {}),
         policies=bool(_value(spec, True, "networkPolicy", "enabled")),
         clients=at(spec, "networkPolicy", "clients"),
+        administrators=at(spec, "networkPolicy", "administrators") or (),
         monitoring=_monitoring(spec.get("monitoring") or {}),
         restart=str(annotations.get(RESTART_ANNOTATION, "")),
         paused=read_paused(cluster),
         fenced=frozenset(name.strip() for name in fence.split(",") if name.strip()),
-        protected=_flag(annotations, PROTECT_ANNOTATION),
+        protected=read_protected(cluster),
         remove_undrained=_flag(annotations, FORCE_REMOVAL_ANNOTATION),
+        scaled_by_hand=any(
+            entry.get("subresource") == "scale" for entry in metadata.get("managedFields") or []
+        ),
+        auth_mode=_auth_mode(spec),
+        console=_console(spec.get("console"), spec.get("image") or default_image),
+        remoting=_remoting(spec),
+        console_callers=at(spec, "networkPolicy", "console"),
     )
     if len(read.name) > 40:
         raise SpecError(f"metadata.name = {read.name}: at most 40 characters")
@@ -185,6 +315,11 @@ def read_paused(cluster: Manifest) -> bool:
     return _flag(cluster["metadata"].get("annotations") or {}, PAUSE_ANNOTATION)
 
 
+def read_protected(cluster: Manifest) -> bool:
+    """Whatever else the spec says.  Raises SpecError when it is neither true nor false."""
+    return _flag(cluster["metadata"].get("annotations") or {}, PROTECT_ANNOTATION)
+
+
 def _flag(annotations: Mapping[str, str], name: str) -> bool:
     value = str(annotations.get(name, "")).strip().lower()
     if value not in ("", "true", "false"):
@@ -193,8 +328,8 @@ def _flag(annotations: Mapping[str, str], name: str) -> bool:
 
 
 def _value(spec: Manifest, default: T, *path: str) -> T:
-    found = at(spec, *path)
-    return default if found is None else found
+    value = at(spec, *path)
+    return default if value is None else value
 
 
 def _count(spec: Manifest, where: str, key: str, default: int, low: int, high: int) -> int:
@@ -240,6 +375,9 @@ def _brokers(spec: Manifest) -> BrokersSpec:
     retention_ms = _duration(spec, "brokers", "retention", "72h")
     if retention_ms < HOUR_MS:
         raise SpecError(f"brokers.retention = {spec['retention']}: at least 1h")
+    if retention_ms > LONGEST_RETENTION_HOURS * HOUR_MS:
+        longest = f"at most {LONGEST_RETENTION_HOURS}h"
+        raise SpecError(f"brokers.retention = {spec['retention']}: {longest}")
     return BrokersSpec(
         groups=_count(spec, "brokers", "groups", 1, 1, MOST_GROUPS),
         replicas=replicas,
@@ -274,6 +412,8 @@ def _proxies(spec: Manifest) -> ProxiesSpec:
         ),
         service_annotations=service.get("annotations") or {},
         load_balancer_class=service.get("loadBalancerClass") or "",
+        source_ranges=tuple(service.get("loadBalancerSourceRanges") or ()),
+        traffic_policy=service.get("externalTrafficPolicy") or "",
         resources=spec.get("resources") or {},
         template=_template(spec),
     )
@@ -301,6 +441,41 @@ def _controllers(spec: Manifest) -> ControllersSpec:
     return ControllersSpec(replicas, spec.get("resources") or {}, _template(spec))
 
 
+def _console(spec: Manifest | None, image: str) -> ConsoleSpec | None:
+    if spec is None:
+        return None
+    ingress = spec.get("ingress")
+    if ingress is not None and not ingress.get("host"):
+        raise SpecError("console.ingress: needs host, the name that browsers use")
+    return ConsoleSpec(
+        image=spec.get("image") or image,
+        open_to_anybody=bool(_value(spec, False, "openToAnybody")),
+        ingress=ingress
+        and ConsoleIngress(
+            str(ingress["host"]),
+            str(ingress.get("className") or ""),
+            str(ingress.get("tlsSecretName") or ""),
+            ingress.get("annotations") or {},
+        ),
+        resources=spec.get("resources") or {},
+        template=_template(spec),
+    )
+
+
+def _remoting(spec: Manifest) -> RemotingSpec | None:
+    remoting = spec.get("remoting")
+    if remoting is None:
+        return None
+    for key in spec.get("config") or {}:
+        if key.startswith("remoting."):
+            raise SpecError(f"config: {key} is set by the operator from spec.remoting")
+    groups = _value(spec, 1, "brokers", "groups")
+    ports = _count(remoting, "remoting", "groupPorts", 0, 0, MOST_GROUPS)
+    if 0 < ports < groups:
+        raise SpecError(f"remoting.groupPorts = {ports}: 0, or at least brokers.groups = {groups}")
+    return RemotingSpec(str(remoting.get("advertise") or ""), ports)
+
+
 def _tls(spec: Manifest) -> Tls:
     mode = _choice(spec, "tls", "mode", "Own", "Secret", "Disabled")
     secret = spec.get("secretName") or ""
@@ -309,7 +484,31 @@ def _tls(spec: Manifest) -> Tls:
     plain_text = bool(_value(spec, True, "plainText"))
     if mode == "Disabled" and not plain_text:
         raise SpecError("tls.plainText = false: with tls.mode = Disabled nothing would be left")
-    return Tls(mode, secret, plain_text, tuple(spec.get("names") or ()))
+    names = tuple(_dns_name(str(name)) for name in spec.get("names") or ())
+    return Tls(mode, secret, plain_text, names)
+
+
+def _auth_mode(spec: Manifest) -> str:
+    mode = str(at(spec, "auth", "mode") or "")
+    if mode not in ("", *AUTH_MODES):
+        raise SpecError(f"auth.mode = {mode}: one of {', '.join(AUTH_MODES)}")
+    if mode in ("On", "Observe") and at(spec, "tls", "mode") == "Disabled":
+        raise SpecError(
+            f"auth.mode = {mode}: needs tls.mode Own or Secret, since credentials in plain text "
+            "are refused"
+        )
+    return mode
+
+
+def _dns_name(name: str) -> str:
+    """As certificates have it: an address as it is, letters beyond ASCII as xn--..."""
+    try:
+        encoded = name if name.isascii() else name.encode("idna").decode()
+    except UnicodeError as error:
+        raise SpecError(f"tls.names: {name}: is not a DNS name: {error}") from error
+    if not encoded or any(not mark.isalnum() and mark not in "-.*:_" for mark in encoded):
+        raise SpecError(f"tls.names: {name!r}: is neither a DNS name nor an address")
+    return encoded
 
 
 def _monitoring(spec: Manifest) -> Monitoring:
@@ -324,12 +523,42 @@ def _template(spec: Manifest) -> PodTemplate:
     for label in labels:
         if label.startswith(("popmq.io/", "app.kubernetes.io/")):
             raise SpecError(f"template.labels: {label} is the operator's own")
+    for name in given:
+        if name not in POD_FIELDS:
+            raise SpecError(f"template.{name}: is not a field of a template")
+    priority = str(given.get("priorityClassName") or "")
+    if priority.startswith("system-"):
+        raise SpecError(
+            f"template.priorityClassName = {priority}: that of Kubernetes' own parts is refused"
+        )
     return PodTemplate(
         labels,
         given.pop("annotations", None) or {},
         grace_s=given.pop("terminationGracePeriodSeconds", None),
+        env=_environment(given.pop("env", None) or ()),
+        volumes=_volumes(given.pop("volumes", None) or ()),
+        mounts=given.pop("volumeMounts", None) or (),
         fields=given,
     )
+
+
+def _environment(given: Sequence[Manifest]) -> Sequence[Manifest]:
+    for variable in given:
+        if str(variable["name"]).startswith("POPMQ_"):
+            raise SpecError(f"template.env: {variable['name']}: a setting belongs into spec.config")
+    return given
+
+
+def _volumes(given: Sequence[Manifest]) -> Sequence[Manifest]:
+    for volume in given:
+        name, sources = volume["name"], [key for key in volume if key != "name"]
+        if name in OWN_VOLUMES:
+            raise SpecError(f"template.volumes: {name} is the operator's own")
+        if len(sources) != 1 or sources[0] not in VOLUME_SOURCES:
+            shown = ", ".join(sources) or "nothing"
+            allowed = ", ".join(VOLUME_SOURCES)
+            raise SpecError(f"template.volumes: {name} is {shown}: one of {allowed}")
+    return given
 
 
 def _config(spec: Manifest) -> Mapping[str, str]:
@@ -338,9 +567,22 @@ def _config(spec: Manifest) -> Mapping[str, str]:
         own = key.split(".")[0] in OWN_SECTIONS or key in OWN_KEYS
         if own and key not in OWN_KEYS_ALLOWED:
             raise SpecError(f"config: {key} is set by the operator from other fields of the spec")
-    variables = {f"POPMQ_{key.replace('.', '_').upper()}": value for key, value in given.items()}
-    try:
-        load_settings(None, variables, {})
-    except ConfigError as error:
-        raise SpecError(f"config: {error}") from error
+    check_settings(given, {key: f"spec.config[{key}]" for key in given})
     return dict(given)
+
+
+def check_settings(values: Mapping[str, str], paths: Mapping[str, str]) -> None:
+    """As the roles will check them.  Raises SpecError that names fields of the spec: `paths` has
+    them by section.key."""
+    variables = {f"POPMQ_{key.replace('.', '_').upper()}": value for key, value in values.items()}
+    try:
+        load_settings(None, variables, {}).settings.check_client_ports()
+    except ConfigError as error:
+        message = str(error).replace("environment variable ", "")
+        for key, path in paths.items():
+            variable = f"POPMQ_{key.replace('.', '_').upper()}"
+            message = message.replace(f" ({variable})", "")
+            message = re.sub(rf"\b({variable}|{re.escape(key)})(?![\w.\]])", path, message)
+        # Nothing else in a spec is called by the name of a variable.
+        message = _VARIABLE.sub(lambda m: f"{m[1]}.{m[2]}".lower(), message)
+        raise SpecError(message) from error

@@ -1,4 +1,4 @@
 """LagReports: their CronJobs.
 
-May import: kube, model, resources.
+May import: kube, model, resources, popmq.common.
 """

@@ -1,8 +1,10 @@
 """Who may do what: accounts and roles towards the API server, policies between pods.
 
 Only a controller talks to the API server, and only about Leases.  The ports are those of
-docs/operating.md; a pod that is fenced is reached by nobody and reaches nobody.
+docs/how-to/kubernetes.md; a pod that is fenced is reached by nobody and reaches nobody.
 """
+
+from collections.abc import Iterable, Sequence
 
 from popmq.operator.model.manifest import (
     NETWORK_POLICY,
@@ -13,8 +15,11 @@ from popmq.operator.model.manifest import (
     make,
 )
 from popmq.operator.model.names import (
+    ADMIN_PORT,
     BROKER,
     BROKER_PORT,
+    CONSOLE,
+    CONSOLE_PORT,
     CONTROLLER,
     CONTROLLER_PORT,
     FENCED_LABEL,
@@ -23,8 +28,10 @@ from popmq.operator.model.names import (
     PROXY,
     PUBLIC_PORT,
     REPORT,
+    ROLES,
 )
 from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.resources.proxies import client_ports
 
 
 def accounts(spec: ClusterSpec) -> list[Manifest]:
@@ -48,20 +55,53 @@ def accounts(spec: ClusterSpec) -> list[Manifest]:
     return [plain, account, role, binding]
 
 
+# A port of any address: a cluster may run its own resolver on every node.
+_NAMES: Manifest = {"ports": [{"protocol": kind, "port": 53} for kind in ("UDP", "TCP")]}
+
+
 def network_policies(spec: ClusterSpec) -> list[Manifest]:
+    """Who may connect to each role, and where brokers and proxies may connect.
+
+    A controller may connect anywhere, because no policy can name the API server, and so may a
+    report, which writes where its arguments say.
+    """
     names = spec.names
-    ours = {role: {"podSelector": {"matchLabels": names.selector(role)}} for role in _ROLES}
+    ours = {role: {"podSelector": {"matchLabels": names.selector(role)}} for role in ROLES}
     operator = {
         "namespaceSelector": {},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR_NAME}},
     }
     reports = {"podSelector": {"matchLabels": names.selector(REPORT)}}
-    brokers, proxies, controllers = (ours[role] for role in _ROLES)
-    policies = [
-        _policy(spec, BROKER, BROKER_PORT, [brokers, proxies, controllers]),
-        _policy(spec, CONTROLLER, CONTROLLER_PORT, [brokers, proxies, controllers, operator]),
-        _policy(spec, PROXY, PUBLIC_PORT, _clients(spec, operator, reports)),
+    console = {"podSelector": {"matchLabels": names.selector(CONSOLE)}}
+    brokers, proxies, controllers = (ours[role] for role in ROLES)
+    tools = [operator, reports, *([console] if spec.console else [])]
+    clients = None if spec.clients is None else [*spec.clients, *tools]
+    pages = _rule("from", [HTTP_PORT])  # metrics and health, for anybody
+    out = [
+        _rule("to", [BROKER_PORT], [brokers]),
+        _rule("to", [CONTROLLER_PORT], [controllers]),
+        _NAMES,
     ]
+    members = [brokers, proxies, controllers]
+    policies = [
+        _policy(spec, BROKER, [_rule("from", [BROKER_PORT], members), pages], out),
+        _policy(spec, CONTROLLER, [_rule("from", [CONTROLLER_PORT], [*members, operator]), pages]),
+        _policy(
+            spec,
+            PROXY,
+            [
+                _rule("from", client_ports(spec).values(), clients),
+                _rule("from", [ADMIN_PORT], [*spec.administrators, *tools]),
+                pages,
+            ],
+            out,
+        ),
+        _policy(spec, REPORT, [{"from": [reports]}]),
+    ]
+    if spec.console:
+        to_proxies = _rule("to", [PUBLIC_PORT, ADMIN_PORT], [proxies])
+        callers = _rule("from", [CONSOLE_PORT], spec.console_callers)
+        policies.append(_policy(spec, CONSOLE, [callers], [to_proxies, _NAMES]))
     fenced = make(NETWORK_POLICY, f"{spec.name}-fenced", spec.namespace, names.labels())
     fenced["spec"] = {
         "podSelector": {"matchLabels": {**names.selector(), FENCED_LABEL: "true"}},
@@ -70,26 +110,33 @@ def network_policies(spec: ClusterSpec) -> list[Manifest]:
     return [*policies, fenced]
 
 
-_ROLES = (BROKER, PROXY, CONTROLLER)
+def _rule(
+    direction: str, ports: Iterable[int], peers: Sequence[Manifest] | None = None
+) -> Manifest:
+    """`peers` None: every peer."""
+    rule: Manifest = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    if peers is not None:
+        rule[direction] = list(peers)
+    return rule
 
 
-def _clients(spec: ClusterSpec, operator: Manifest, reports: Manifest) -> list[Manifest] | None:
-    return None if spec.clients is None else [*spec.clients, operator, reports]
-
-
-def _policy(spec: ClusterSpec, role: str, port: int, callers: list[Manifest] | None) -> Manifest:
-    """`callers` None: anybody. Metrics and health may be asked for by anybody."""
-    made = make(NETWORK_POLICY, f"{spec.name}-{role}", spec.namespace, spec.names.labels(role))
-    calls: Manifest = {"ports": [{"protocol": "TCP", "port": port}]}
-    if callers is not None:
-        calls["from"] = callers
-    made["spec"] = {
+def _policy(
+    spec: ClusterSpec, role: str, ingress: list[Manifest], egress: list[Manifest] | None = None
+) -> Manifest:
+    """`egress` None: the role may connect anywhere."""
+    network_policy = make(
+        NETWORK_POLICY, f"{spec.name}-{role}", spec.namespace, spec.names.labels(role)
+    )
+    network_policy["spec"] = {
         "podSelector": {
             "matchLabels": spec.names.selector(role),
             # Policies add up: one that let calls in would undo the fence.
             "matchExpressions": [{"key": FENCED_LABEL, "operator": "DoesNotExist"}],
         },
         "policyTypes": ["Ingress"],
-        "ingress": [calls, {"ports": [{"protocol": "TCP", "port": HTTP_PORT}]}],
+        "ingress": ingress,
     }
-    return made
+    if egress is not None:
+        network_policy["spec"]["policyTypes"].append("Egress")
+        network_policy["spec"]["egress"] = egress
+    return network_policy

@@ -60,7 +60,7 @@ def broker_group(
 def _template(spec: ClusterSpec, index: int) -> Manifest:
     names, brokers = spec.names, spec.brokers
     host = f"$(POPMQ_BROKER_NODE).{names.group_set(index)}.{spec.namespace}.svc"
-    one = container(
+    manifest = container(
         spec,
         BROKER,
         ports={"frames": BROKER_PORT, **http_port()},
@@ -81,7 +81,7 @@ def _template(spec: ClusterSpec, index: int) -> Manifest:
         spec,
         BROKER,
         brokers.template,
-        one,
+        manifest,
         labels=group,
         config=read_by(BROKER, settings(spec)),
         grace_s=GRACE_S,

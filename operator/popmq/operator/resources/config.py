@@ -3,20 +3,49 @@
 import json
 from collections.abc import Mapping
 
-from popmq.common.errors import ConfigError
-from popmq.common.settings.settings import load_settings
+from popmq.common.settings.section import shown
 from popmq.operator.model.manifest import CONFIG_MAP, Manifest, make
-from popmq.operator.model.names import BROKER_PORT, CONTROLLER_PORT, HTTP_PORT, PUBLIC_PORT
-from popmq.operator.model.spec import ClusterSpec, SpecError
-from popmq.operator.resources.pods import TLS_FOLDER
+from popmq.operator.model.names import (
+    ADMIN_PORT,
+    BROKER_PORT,
+    CONTROLLER_PORT,
+    GROUP_PORT,
+    HTTP_PORT,
+    PUBLIC_PORT,
+    REMOTING_PORT,
+)
+from popmq.operator.model.spec import ClusterSpec, RemotingSpec, SecretUse, UsersUse, check_settings
+from popmq.operator.resources.pods import SECRET_FILE, TLS_FOLDER
+from popmq.operator.resources.users import ADMIN_FILE, KEYS_FILE, USERS_FOLDER
 
 FILE = "popmq.toml"
 DATA_FOLDER = "/var/lib/popmq"
 # Sections that a role does not look at: a change there restarts none of its pods.
 _NOT_READ = {
-    "broker": ("proxy", "lean"),
+    "broker": ("proxy", "lean", "listen", "remoting", "auth"),
     "proxy": ("broker", "store", "timer", "dedup", "replication"),
-    "controller": ("proxy", "lean", "broker", "store", "timer", "dedup", "pop", "replication"),
+    "controller": (
+        "proxy",
+        "lean",
+        "listen",
+        "remoting",
+        "auth",
+        "broker",
+        "store",
+        "timer",
+        "dedup",
+        "pop",
+        "replication",
+    ),
+}
+# Settings that a spec has a field of its own for.
+PATHS = {
+    "store.retention_hours": "spec.brokers.retention",
+    "lean.max_age_ms": "spec.proxies.maxConnectionAge",
+    "remoting.advertise": "spec.remoting.advertise",
+    "store.flush": "spec.brokers.durability.flush",
+    "replication.replicas": "spec.brokers.replicas",
+    "replication.min_in_sync": "spec.brokers.durability.minInSync",
 }
 
 
@@ -26,29 +55,56 @@ def settings(spec: ClusterSpec) -> dict[str, str]:
     values = {
         "store.retention_hours": str(brokers.retention_hours),
         "lean.max_age_ms": str(spec.proxies.max_age_ms),
+        # As clusters of before were; the condition OpenToAnybody says so.
+        "listen.open_to_anybody": shown(tls.plain_text),
         **spec.config,
         "cluster.name": spec.name,
+        **_cluster_secret(spec),
         "controller.listen": f"0.0.0.0:{CONTROLLER_PORT}",
         "controller.addresses": ",".join(spec.controller_addresses),
         "controller.store": "kubernetes",
         "broker.data": DATA_FOLDER,
         "broker.listen": f"0.0.0.0:{BROKER_PORT}",
         "proxy.listen": f"0.0.0.0:{PUBLIC_PORT}",
+        "proxy.admin_listen": f"0.0.0.0:{ADMIN_PORT}",
+        "proxy.admin_on_public": shown(spec.admin_on_public),
         "proxy.tls": "off" if tls.mode == "Disabled" else "auto" if tls.plain_text else "only",
         "http.listen": f"0.0.0.0:{HTTP_PORT}",
         "store.flush": brokers.flush,
         "replication.replicas": str(brokers.replicas),
         "replication.min_in_sync": str(brokers.min_in_sync),
     }
+    if spec.remoting is not None:
+        values |= _remoting(spec, spec.remoting)
+    if spec.users_use is not UsersUse.NONE:
+        values["auth.key_file"] = f"{USERS_FOLDER}/{KEYS_FILE}"
+    if spec.users_use is UsersUse.FIRST:
+        values["auth.admin_file"] = f"{USERS_FOLDER}/{ADMIN_FILE}"
     if tls.mode != "Disabled":
         values["proxy.tls_certificate"] = f"{TLS_FOLDER}/tls.crt"
         values["proxy.tls_key"] = f"{TLS_FOLDER}/tls.key"
-    variables = {f"POPMQ_{key.replace('.', '_').upper()}": value for key, value in values.items()}
-    try:
-        load_settings(None, variables, {})
-    except ConfigError as error:
-        raise SpecError(f"the settings of the cluster: {error}") from error
+    check_settings(values, {key: PATHS.get(key, f"spec.config[{key}]") for key in values})
     return dict(sorted(values.items()))
+
+
+def _remoting(spec: ClusterSpec, remoting: RemotingSpec) -> dict[str, str]:
+    """Routes name the Service: the address of a pod would be over with the pod."""
+    ports = [f"{spec.names.group(n)}:{GROUP_PORT + n}" for n in range(remoting.group_ports)]
+    return {
+        "remoting.listen": f"0.0.0.0:{REMOTING_PORT}",
+        "remoting.advertise": remoting.advertise or spec.names.remoting_endpoint,
+        **({"remoting.group_ports": ",".join(ports)} if ports else {}),
+    }
+
+
+def _cluster_secret(spec: ClusterSpec) -> dict[str, str]:
+    match spec.secret_use:
+        case SecretUse.REQUIRED:
+            return {"cluster.secret_file": SECRET_FILE}
+        case SecretUse.ACCEPTED:
+            return {"cluster.secret_file": SECRET_FILE, "cluster.secret_required": "false"}
+        case SecretUse.NONE:
+            return {"cluster.secret_required": "false"}
 
 
 def read_by(role: str, values: Mapping[str, str]) -> dict[str, str]:
@@ -57,9 +113,9 @@ def read_by(role: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def config_map(spec: ClusterSpec) -> Manifest:
-    made = make(CONFIG_MAP, spec.names.config, spec.namespace, spec.names.labels())
-    made["data"] = {FILE: toml(settings(spec))}
-    return made
+    new_config_map = make(CONFIG_MAP, spec.names.config, spec.namespace, spec.names.labels())
+    new_config_map["data"] = {FILE: toml(settings(spec))}
+    return new_config_map
 
 
 def toml(values: Mapping[str, str]) -> str:

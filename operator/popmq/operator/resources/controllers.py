@@ -23,13 +23,13 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def controllers(spec: ClusterSpec) -> list[Manifest]:
-    made = [part for n in range(spec.controllers.replicas) for part in _controller(spec, n)]
+    parts = [part for n in range(spec.controllers.replicas) for part in _controller(spec, n)]
     names = spec.names
     budget = make(
         DISRUPTION_BUDGET, f"{spec.name}-controller", spec.namespace, names.labels(CONTROLLER)
     )
     budget["spec"] = disruption_budget(names.selector(CONTROLLER))
-    return [*made, budget]
+    return [*parts, budget]
 
 
 def _controller(spec: ClusterSpec, number: int) -> list[Manifest]:
@@ -53,7 +53,7 @@ def _controller(spec: ClusterSpec, number: int) -> list[Manifest]:
 
 
 def _template(spec: ClusterSpec, number: int) -> Manifest:
-    one = container(
+    manifest = container(
         spec,
         CONTROLLER,
         ports={"frames": CONTROLLER_PORT, **http_port()},
@@ -64,7 +64,7 @@ def _template(spec: ClusterSpec, number: int) -> Manifest:
         spec,
         CONTROLLER,
         spec.controllers.template,
-        one,
+        manifest,
         labels={CONTROLLER_LABEL: str(number)},
         config=read_by(CONTROLLER, settings(spec)),
         grace_s=GRACE_S,

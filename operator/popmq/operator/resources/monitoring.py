@@ -1,40 +1,47 @@
-"""For the Prometheus operator, when asked for: whom to scrape, and what to wake somebody for."""
+"""For the Prometheus operator, when asked for: what to scrape, and what to alert on."""
 
 from popmq.operator.model.manifest import POD_MONITOR, RULES, Manifest, make
 from popmq.operator.model.spec import ClusterSpec
 
 
 def monitoring(spec: ClusterSpec) -> list[Manifest]:
-    made = []
+    monitors = []
     labels = {**spec.names.labels(), **spec.monitoring.labels}
     if spec.monitoring.pod_monitor:
         monitor = make(POD_MONITOR, f"{spec.name}-popmq", spec.namespace, labels)
         monitor["spec"] = {
             "selector": {"matchLabels": spec.names.selector()},
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
+            "podMetricsEndpoints": [
+                {
+                    "port": "http",
+                    "path": "/metrics",
+                    "interval": "15s",
+                    # Prometheus adds the namespace and the pod.
+                    "relabelings": [{"targetLabel": "cluster", "replacement": spec.name}],
+                }
+            ],
         }
-        made.append(monitor)
+        monitors.append(monitor)
     if spec.monitoring.rules:
         rules = make(RULES, f"{spec.name}-popmq", spec.namespace, labels)
         rules["spec"] = {"groups": [{"name": "popmq", "rules": _rules(spec)}]}
-        made.append(rules)
-    return made
+        monitors.append(rules)
+    return monitors
 
 
 def _rules(spec: ClusterSpec) -> list[Manifest]:
-    here = f'namespace="{spec.namespace}",pod=~"{spec.name}-.*"'
-    broker = f'namespace="{spec.namespace}",pod=~"{spec.name}-broker-.*"'
+    here = f'namespace="{spec.namespace}",cluster="{spec.name}"'
     return [
         _alert(
             "PopmqDiskFull",
-            f"max by (pod) (popmq_store_disk_full{{{broker}}}) == 1",
+            f"max by (namespace, cluster, pod) (popmq_store_disk_full{{{here}}}) == 1",
             "1m",
             "critical",
             "{{ $labels.pod }} refuses sends: its disk is full",
         ),
         _alert(
             "PopmqDiskFilling",
-            f"max by (pod) (popmq_store_disk_used_ratio{{{broker}}}) > 0.8",
+            f"max by (namespace, cluster, pod) (popmq_store_disk_used_ratio{{{here}}}) > 0.8",
             "10m",
             "warning",
             "{{ $labels.pod }} uses more than 80 % of its disk; sends stop at 90 %",

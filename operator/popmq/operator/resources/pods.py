@@ -14,14 +14,19 @@ from popmq.operator.model.names import (
     CONFIG_ANNOTATION,
     HTTP_PORT,
     RESTART_ANNOTATION,
+    SECRET_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
-from popmq.operator.model.spec import ClusterSpec, PodTemplate
+from popmq.operator.model.spec import ClusterSpec, PodTemplate, SecretUse
 
 USER = 10001  # as in the Dockerfile
 CONFIG_FOLDER = "/etc/popmq"
 CONFIG_FILE = f"{CONFIG_FOLDER}/popmq.toml"
 TLS_FOLDER = "/etc/popmq-tls"
+SECRET_FOLDER, SECRET_KEY = "/etc/popmq-secret", "secret"
+SECRET_FILE = f"{SECRET_FOLDER}/{SECRET_KEY}"
+SECRET_VOLUME = "cluster-secret"
+SECRET_MODE = 0o440  # for the pod's group; a role refuses a file that every user may read
 
 Env = Sequence[Manifest]
 
@@ -39,7 +44,7 @@ def container(
 ) -> Manifest:
     """`slow_start_s`: how long it may take to serve; `drain_s`: how long it goes on serving after
     it was told to go, so that Services forget it first."""
-    made: Manifest = {
+    container: Manifest = {
         "name": role,
         "image": spec.image,
         "args": [role, "--config", CONFIG_FILE],
@@ -54,16 +59,17 @@ def container(
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
+            *_secret_mounts(spec),
             *mounts,
         ],
     }
     if spec.pull_policy:
-        made["imagePullPolicy"] = spec.pull_policy
+        container["imagePullPolicy"] = spec.pull_policy
     if resources:
-        made["resources"] = resources
+        container["resources"] = resources
     if drain_s:
-        made["lifecycle"] = {"preStop": {"sleep": {"seconds": drain_s}}}
-    return made
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": drain_s}}}
+    return container
 
 
 def _probe(path: str, *, every_s: int, failures: int) -> Manifest:
@@ -79,7 +85,7 @@ def pod_template(
     spec: ClusterSpec,
     role: str,
     template: PodTemplate,
-    one: Manifest,
+    manifest: Manifest,
     *,
     labels: Mapping[str, str],
     config: Mapping[str, str],
@@ -94,6 +100,8 @@ def pod_template(
     """
     settings_hash = digest(config)
     annotations = {**template.annotations, CONFIG_ANNOTATION: settings_hash}
+    if spec.secret_use is not SecretUse.NONE:
+        annotations[SECRET_ANNOTATION] = spec.secret_use.value
     if spec.restart:
         annotations[RESTART_ANNOTATION] = spec.restart
     pod: Manifest = {
@@ -102,11 +110,13 @@ def pod_template(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": template.grace_s or grace_s,
         "securityContext": pod_security(),
-        "containers": [one],
+        "containers": [extended(manifest, template)],
         "volumes": [
             {"name": "config", "configMap": {"name": spec.names.config}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+            *_secret_volumes(spec),
             *volumes,
+            *template.volumes,
         ],
         **defaults,
         **template.fields,
@@ -119,6 +129,26 @@ def pod_template(
     }
     annotations[TEMPLATE_ANNOTATION] = digest({"metadata": metadata, "spec": pod})
     return {"metadata": metadata, "spec": pod}
+
+
+def extended(container: Manifest, template: PodTemplate) -> Manifest:
+    """With the environment and the mounts of the user's template, after the operator's own."""
+    mounts = [*container["volumeMounts"], *template.mounts]
+    return {**container, "env": [*container["env"], *template.env], "volumeMounts": mounts}
+
+
+def _secret_mounts(spec: ClusterSpec) -> list[Manifest]:
+    if spec.secret_use is SecretUse.NONE:
+        return []
+    return [{"name": SECRET_VOLUME, "mountPath": SECRET_FOLDER, "readOnly": True}]
+
+
+def _secret_volumes(spec: ClusterSpec) -> list[Manifest]:
+    if spec.secret_use is SecretUse.NONE:
+        return []
+    items = [{"key": SECRET_KEY, "path": SECRET_KEY}]
+    secret = {"secretName": spec.names.cluster_secret, "items": items, "defaultMode": SECRET_MODE}
+    return [{"name": SECRET_VOLUME, "secret": secret}]
 
 
 def pod_security() -> Manifest:

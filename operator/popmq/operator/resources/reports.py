@@ -7,6 +7,13 @@ the report, so the Job's success is the report's.
 
 import math
 
+from popmq.common.settings.settings import OVER_TLS
+from popmq.common.signing import (
+    ACCESS_KEY_FIELD,
+    ACCESS_KEY_VARIABLE,
+    SECRET_FIELD,
+    SECRET_VARIABLE,
+)
 from popmq.operator.model.lag_reports import Executors, LagReport
 from popmq.operator.model.manifest import (
     CRON_JOB,
@@ -38,37 +45,39 @@ RESOURCES: Manifest = {
 }
 
 
-def cron_job(spec: ClusterSpec, one: LagReport) -> Manifest:
+def cron_job(spec: ClusterSpec, report: LagReport, *, has_ca: bool = True) -> Manifest:
+    """`has_ca`: the Secret of the proxies says who signed their certificate.  Without that, the
+    authorities of the image are trusted."""
     names = spec.names
-    labels = {**names.labels(REPORT), REPORT_LABEL: one.name}
-    made = make(CRON_JOB, names.report(one.name), spec.namespace, labels)
-    made["metadata"]["ownerReferences"] = [_owner(one)]
-    made["spec"] = {
-        "schedule": one.schedule,
-        "timeZone": one.time_zone,
-        "suspend": one.suspend,
+    labels = {**names.labels(REPORT), REPORT_LABEL: report.name}
+    new_cron_job = make(CRON_JOB, names.report(report.name), spec.namespace, labels)
+    new_cron_job["metadata"]["ownerReferences"] = [_owner(report)]
+    new_cron_job["spec"] = {
+        "schedule": report.schedule,
+        "timeZone": report.time_zone,
+        "suspend": report.suspend,
         "concurrencyPolicy": "Forbid",
         "startingDeadlineSeconds": LATE_S,
-        "successfulJobsHistoryLimit": one.keep,
-        "failedJobsHistoryLimit": max(1, one.keep),
+        "successfulJobsHistoryLimit": report.keep,
+        "failedJobsHistoryLimit": max(1, report.keep),
         "jobTemplate": {
             "metadata": {"labels": labels},
             "spec": {
                 "backoffLimit": 1,
                 "activeDeadlineSeconds": LONGEST_S,
-                "template": {"metadata": {"labels": labels}, "spec": _pod(spec, one)},
+                "template": {"metadata": {"labels": labels}, "spec": _pod(spec, report, has_ca)},
             },
         },
     }
-    return made
+    return new_cron_job
 
 
 def report_access(
-    spec: ClusterSpec, one: LagReport, role: str
+    spec: ClusterSpec, report: LagReport, role: str
 ) -> list[tuple[ResourceKind, Manifest]]:
     """The account of runs that make pods, and what lets it."""
-    name = spec.names.report(one.name)
-    labels = {**spec.names.labels(REPORT), REPORT_LABEL: one.name}
+    name = spec.names.report(report.name)
+    labels = {**spec.names.labels(REPORT), REPORT_LABEL: report.name}
     account = make(SERVICE_ACCOUNT, name, spec.namespace, labels)
     binding = make(ROLE_BINDING, name, spec.namespace, labels)
     binding["roleRef"] = {
@@ -77,37 +86,38 @@ def report_access(
         "name": role,
     }
     binding["subjects"] = [{"kind": "ServiceAccount", "name": name, "namespace": spec.namespace}]
-    for made in (account, binding):
-        made["metadata"]["ownerReferences"] = [_owner(one)]
+    for new_account in (account, binding):
+        new_account["metadata"]["ownerReferences"] = [_owner(report)]
     return [(SERVICE_ACCOUNT, account), (ROLE_BINDING, binding)]
 
 
-def _owner(one: LagReport) -> Manifest:
+def _owner(report: LagReport) -> Manifest:
     return {
         "apiVersion": LAG_REPORT.api_version,
         "kind": LAG_REPORT.kind,
-        "name": one.name,
-        "uid": one.manifest["metadata"]["uid"],
+        "name": report.name,
+        "uid": report.manifest["metadata"]["uid"],
         "controller": True,
         "blockOwnerDeletion": True,
     }
 
 
-def _pod(spec: ClusterSpec, one: LagReport) -> Manifest:
+def _pod(spec: ClusterSpec, report: LagReport, has_ca: bool) -> Manifest:
+    mounts_ca = has_ca and _encrypted(spec, report)
     container: Manifest = {
         "name": REPORT,
-        "image": one.image,
-        "args": _arguments(spec, one),
-        "env": _environment(spec, one),
-        "resources": one.resources or RESOURCES,
+        "image": report.image,
+        "args": _arguments(spec, report, mounts_ca),
+        "env": _environment(spec, report, mounts_ca),
+        "resources": report.resources or RESOURCES,
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
     if spec.pull_policy:
         container["imagePullPolicy"] = spec.pull_policy
-    alone = one.executors is None
+    alone = report.executors is None
     pod: Manifest = {
-        "serviceAccountName": _account(spec) if alone else spec.names.report(one.name),
+        "serviceAccountName": _account(spec) if alone else spec.names.report(report.name),
         "automountServiceAccountToken": not alone,
         "enableServiceLinks": False,
         "restartPolicy": "Never",
@@ -115,7 +125,7 @@ def _pod(spec: ClusterSpec, one: LagReport) -> Manifest:
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}],
     }
-    if _encrypted(spec):
+    if mounts_ca:
         trusted = {"secretName": tls_secret(spec), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
         pod["volumes"].append({"name": "tls", "secret": trusted})
         mount = {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}
@@ -125,24 +135,26 @@ def _pod(spec: ClusterSpec, one: LagReport) -> Manifest:
     return pod
 
 
-def _arguments(spec: ClusterSpec, one: LagReport) -> list[str]:
-    made = ["report", one.report]
-    if one.group:
-        made += ["--group", one.group]
-    if one.topic:
-        made += ["--topic", one.topic]
-    if one.master:
-        made += ["--master", one.master]
-    if one.executors is not None:
-        made += ["--executors", str(one.executors.instances)]
-        if _encrypted(spec):
-            made += ["--executor-ca", tls_secret(spec)]
-        for key, value in _settings(spec, one, one.executors).items():
-            made += ["--conf", f"{key}={value}"]
-    return [*made, *one.arguments]
+def _arguments(spec: ClusterSpec, report: LagReport, mounts_ca: bool) -> list[str]:
+    arguments = ["report", report.report]
+    if report.group:
+        arguments += ["--group", report.group]
+    if report.topic:
+        arguments += ["--topic", report.topic]
+    if report.master:
+        arguments += ["--master", report.master]
+    if report.executors is not None:
+        arguments += ["--executors", str(report.executors.instances)]
+        if mounts_ca:
+            arguments += ["--executor-ca", tls_secret(spec)]
+        if report.user_secret:
+            arguments += ["--executor-user", report.user_secret]
+        for key, value in _settings(spec, report, report.executors).items():
+            arguments += ["--conf", f"{key}={value}"]
+    return [*arguments, *report.arguments]
 
 
-def _settings(spec: ClusterSpec, one: LagReport, executors: Executors) -> dict[str, str]:
+def _settings(spec: ClusterSpec, report: LagReport, executors: Executors) -> dict[str, str]:
     """Of Spark, with the names of Kubernetes for what is known only in the pod."""
     memory = int(parse_quantity(executors.memory)) // 2**20
     heap = int(memory * HEAP_SHARE)
@@ -151,7 +163,7 @@ def _settings(spec: ClusterSpec, one: LagReport, executors: Executors) -> dict[s
         # They are owned by this pod, and go with it whatever becomes of it.
         "driver.pod.name": "$(POD_NAME)",
         "authenticate.executor.serviceAccountName": _account(spec),
-        "container.image": one.image,
+        "container.image": report.image,
         "executor.request.cores": executors.cpu,
     }
     if spec.pull_policy:
@@ -159,7 +171,7 @@ def _settings(spec: ClusterSpec, one: LagReport, executors: Executors) -> dict[s
     if spec.pull_secrets:
         kubernetes["container.image.pullSecrets"] = ",".join(spec.pull_secrets)
     # Networks that let only some clients in know them by their labels.
-    labels = {**spec.names.labels(REPORT), REPORT_LABEL: one.name}
+    labels = {**spec.names.labels(REPORT), REPORT_LABEL: report.name}
     kubernetes |= {f"executor.label.{key}": value for key, value in labels.items()}
     return {
         "spark.driver.host": "$(POD_IP)",
@@ -170,18 +182,32 @@ def _settings(spec: ClusterSpec, one: LagReport, executors: Executors) -> dict[s
     }
 
 
-def _environment(spec: ClusterSpec, one: LagReport) -> list[Manifest]:
-    at = spec.names.proxy_endpoint
-    made = [variable("POPMQ_ENDPOINT", f"tls://{at}" if _encrypted(spec) else at)]
-    if _encrypted(spec):
-        made.append(variable("POPMQ_TLS_CA", f"{TLS_FOLDER}/ca.crt"))
-    if one.executors is not None:
+def _environment(spec: ClusterSpec, report: LagReport, mounts_ca: bool) -> list[Manifest]:
+    scheme = OVER_TLS if _encrypted(spec, report) else ""
+    variables = [
+        variable("POPMQ_ENDPOINT", f"{scheme}{spec.names.proxy_endpoint}"),
+        variable("POPMQ_ADMIN_ENDPOINT", f"{scheme}{spec.names.admin_endpoint}"),
+    ]
+    if mounts_ca:
+        variables.append(variable("POPMQ_TLS_CA", f"{TLS_FOLDER}/ca.crt"))
+    if report.user_secret:
+        variables += [
+            {
+                "name": name,
+                "valueFrom": {"secretKeyRef": {"name": report.user_secret, "key": key}},
+            }
+            for name, key in (
+                (ACCESS_KEY_VARIABLE, ACCESS_KEY_FIELD),
+                (SECRET_VARIABLE, SECRET_FIELD),
+            )
+        ]
+    if report.executors is not None:
         fields = {"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
-        made += [
+        variables += [
             {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
             for name, path in fields.items()
         ]
-    return made
+    return variables
 
 
 def _account(spec: ClusterSpec) -> str:
@@ -189,6 +215,7 @@ def _account(spec: ClusterSpec) -> str:
     return f"{spec.name}-popmq"
 
 
-def _encrypted(spec: ClusterSpec) -> bool:
-    """Where the proxies take nothing else."""
-    return spec.tls.mode != "Disabled" and not spec.tls.plain_text
+def _encrypted(spec: ClusterSpec, report: LagReport) -> bool:
+    """Where the proxies take nothing else, and where credentials are sent."""
+    plain = spec.tls.plain_text and not report.user_secret
+    return spec.tls.mode != "Disabled" and not plain

@@ -3,5 +3,5 @@ API.
 
 Always holds: A change is sent to every broker group that it concerns, or refused.
 
-May import: api, brokers, messaging, rpc, transport, popmq.common.
+May import: api, auth, brokers, messaging, rpc, transport, transport.lean, popmq.common.
 """

@@ -11,11 +11,13 @@ from typing import TypeAlias
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.broker_ports import BrokerPorts, all_groups
 from popmq.proxy.rpc.rpc import Answer, Rpc
 
 TIMEOUT_MS = 10_000
-AWAY_MS = 3_000  # for the next master of a broker group that has none; an election takes less
+# For the next master of a broker group that has none: a person waits.
+AWAY_MS = 1_000
+AWAY_OWNER_MS = 2_500  # the same for the one that topics are changed at; an election takes less
 
 _NOT_FOUND = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 
@@ -27,13 +29,20 @@ def last(_said: bytes, reply: bytes) -> bytes:
     return reply
 
 
-def left_ms(brokers: BrokerPorts, rpc: Rpc, name: str) -> int:
+def left_ms(brokers: BrokerPorts, rpc: Rpc, name: str, away_ms: int = AWAY_MS) -> int:
     """How long that broker group may take: what is known by then has to reach the client in time.
 
     Raises DeadlineExceeded when there is no time left.
     """
     given_ms = TIMEOUT_MS if rpc.call.remaining_ms() is None else rpc.timeout_ms()
-    return given_ms if brokers.has_master(name) else min(given_ms, AWAY_MS)
+    return given_ms if brokers.has_master(name) else min(given_ms, away_ms)
+
+
+def named(broker: str, answer: PopmqError) -> str:
+    """What that broker group answered, with its name."""
+    text = str(answer)
+    known = text.startswith((f"broker {broker} ", f"broker group {broker} "))
+    return text if known else f"broker {broker}: {text}"
 
 
 class BroadcastChange:
@@ -60,7 +69,7 @@ class BroadcastChange:
         self._passed_over: PopmqError | None = None
 
     def start(self) -> None:
-        self._names = tuple(self._brokers.names())
+        self._names = tuple(all_groups(self._brokers))
         if not self._names:
             raise Unavailable("no broker is known yet")
         self._next()
@@ -104,4 +113,4 @@ class BroadcastChange:
             self._then(refusal)
             return
         done = f"; done at {', '.join(self._done)}" if self._done else ""
-        self._then(Refused(refusal.code, f"broker {self._name}: {refusal}{done}"))
+        self._then(Refused(refusal.code, f"{named(self._name, refusal)}{done}"))

@@ -47,8 +47,8 @@ class ClusterAdmin:
         request = controller_pb2.ListReplicasRequest(cluster=self._cluster, group=asked.group)
 
         def answered(answer: bytes) -> None:
-            found = read_reply(controller_pb2.ListReplicasReply, answer)
-            reply = admin_pb2.ListBrokersReply(status=_OK, found=found)
+            decoded_reply = read_reply(controller_pb2.ListReplicasReply, answer)
+            reply = admin_pb2.ListBrokersReply(status=_OK, found=decoded_reply)
             rpc.reply(reply.SerializeToString())
 
         body = request.SerializeToString()

@@ -8,10 +8,10 @@ UNSUPPORTED and the way to go instead (docs/reference/protocol.md).
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import TypeVar
 
-from popmq.common.errors import Code, Refused, Unavailable
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.version import VERSION
 from popmq.common.wire import admin_pb2 as own
 from popmq.proxy.admin.admin_service import Gathered
 from popmq.proxy.admin.public_responses import (
@@ -28,11 +28,9 @@ from popmq.proxy.messaging.connected_subscriptions import ConnectedSubscriptions
 from popmq.proxy.messaging.lite import SyncLiteSubscription
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.metrics import ProxyMetrics
-from popmq.proxy.rpc.rpc import Rpc
+from popmq.proxy.rpc.rpc import Rpc, refuse_with_status
 from popmq.proxy.rpc.rpc import method as any_method
 from popmq.proxy.transport.interface import GrpcStatus, Method
-
-logger = logging.getLogger(__name__)
 
 SERVICE = "/apache.rocketmq.v2.Admin/"
 _LEVEL = api.ChangeLogLevelRequest.Level
@@ -71,7 +69,7 @@ class PublicAdmin:
         endpoint: Callable[[], str],
     ) -> None:
         """`inner` are the methods of popmq's own admin service."""
-        self._inner = {one.path.rpartition("/")[2]: one for one in inner}
+        self._inner = {method.path.rpartition("/")[2]: method for method in inner}
         self._subscribed = subscribed
         self._lites = lites
         self._metrics = metrics
@@ -93,7 +91,13 @@ class PublicAdmin:
             **{name: partial(_refuse, name, why) for name, why in INSTEAD.items()},
         }
         return [
-            any_method(name, handler, self._metrics, service=SERVICE)
+            any_method(
+                name,
+                handler,
+                self._metrics,
+                service=SERVICE,
+                refusal=_remark if name == "ChangeLogLevel" else refuse_with_status,
+            )
             for name, handler in served.items()
         ]
 
@@ -112,10 +116,10 @@ class PublicAdmin:
         """Go on with the answer of popmq's own admin service; what it refuses is refused."""
 
         def answered(data: bytes) -> None:
-            found = reply.FromString(data)
-            if found.status.code != Code.OK:
-                raise Refused(Code(found.status.code), found.status.message)
-            then(found)
+            decoded = reply.FromString(data)
+            if decoded.status.code != Code.OK:
+                raise Refused(Code(decoded.status.code), decoded.status.message)
+            then(decoded)
 
         start = self._inner[name].start
         assert start is not None, "they are unary"
@@ -124,8 +128,8 @@ class PublicAdmin:
     def _describe_topic(self, rpc: Rpc) -> None:
         request = parse(api.DescribeTopicStatusRequest, rpc.data)
 
-        def answered(found: own.TopicReply) -> None:
-            topic = found.topic
+        def answered(decoded_reply: own.TopicReply) -> None:
+            topic = decoded_reply.topic
             tags = {"queues": str(topic.queues), "permission": topic.permission}
             if topic.retention_ms:
                 tags["retention_ms"] = str(topic.retention_ms)
@@ -149,9 +153,12 @@ class PublicAdmin:
         request = parse(api.ListSubscriptionRequest, rpc.data)
         here = self._subscribed.by_pair(_name(request.group), _name(request.topic))
 
-        def answered(found: own.LagReply) -> None:
-            read = {(lag.group, lag.topic) for lag in found.lags}
-            infos = [told_of(group, topic, said) for (group, topic), said in sorted(here.items())]
+        def answered(decoded_reply: own.LagReply) -> None:
+            read = {(lag.group, lag.topic) for lag in decoded_reply.lags}
+            infos = [
+                told_of(group, topic, subscriptions)
+                for (group, topic), subscriptions in sorted(here.items())
+            ]
             infos += [
                 api.SubscriptionInfo(
                     group=pb.Resource(name=group),
@@ -169,30 +176,33 @@ class PublicAdmin:
 
     def _describe_subscription(self, rpc: Rpc) -> None:
         request = parse(api.DescribeSubscriptionRequest, rpc.data)
-        found = self._subscribed.by_pair(_name(request.group), _name(request.topic))
+        subscriptions = self._subscribed.by_pair(_name(request.group), _name(request.topic))
         infos = [
             api.DescribeSubscriptionResponse.ClientSubscriptionInfo(
-                client_info=one.client, subscription_info=told_of(group, topic, [one])
+                client_info=subscription.client,
+                subscription_info=told_of(group, topic, [subscription]),
             )
-            for (group, topic), said in sorted(found.items())
-            for one in said
+            for (group, topic), reported_subscriptions in sorted(subscriptions.items())
+            for subscription in reported_subscriptions
         ]
         reply = api.DescribeSubscriptionResponse(status=ok(), client_subscription_info=infos)
         rpc.reply(reply.SerializeToString())
 
     def _connections(self, rpc: Rpc) -> None:
         request = parse(api.ListConsumerConnectionRequest, rpc.data)
-        found = {
-            one.client.client_id: one.client
-            for said in self._subscribed.by_pair(
+        client_infos = {
+            subscription.client.client_id: subscription.client
+            for subscriptions in self._subscribed.by_pair(
                 name_of(request.group), _name(request.topic)
             ).values()
-            for one in said
+            for subscription in subscriptions
         }
         if request.HasField("liteTopic"):
-            wanted = partial(self._lites.subscribes, name=request.liteTopic)
-            found = {name: client for name, client in found.items() if wanted(name)}
-        reply = api.ListConsumerConnectionResponse(status=ok(), client_info=found.values())
+            requested = partial(self._lites.subscribes, name=request.liteTopic)
+            client_infos = {
+                name: client for name, client in client_infos.items() if requested(name)
+            }
+        reply = api.ListConsumerConnectionResponse(status=ok(), client_info=client_infos.values())
         rpc.reply(reply.SerializeToString())
 
     def _stats(self, rpc: Rpc) -> None:
@@ -204,7 +214,7 @@ class PublicAdmin:
         reply = api.GetProxyRuntimeStatsResponse(
             status=ok(),
             proxy_name=self._endpoint(),
-            version=version("popmq"),
+            version=VERSION,
             in_tps=(sends - sent_before) / passed_s,
             out_tps=(received - received_before) / passed_s,
             connections=self._metrics.open_streams,
@@ -224,17 +234,17 @@ class PublicAdmin:
                 "the lag of one lite topic is not told: its parent topic's is their sum",
             )
 
-        def answered(found: own.LagReply) -> None:
-            _whole(found)
-            lags = [lag for lag in found.lags if not topics or lag.topic in topics]
+        def answered(decoded_reply: own.LagReply) -> None:
+            _whole(decoded_reply)
+            lags = [lag for lag in decoded_reply.lags if not topics or lag.topic in topics]
             by_topic: dict[str, list[own.Lag]] = {}
             for lag in lags:
                 by_topic.setdefault(lag.topic, []).append(lag)
             reply = api.DescribeGroupAccumulationResponse(
-                status=ok(), accumulation=summed(lags, found.now_ms)
+                status=ok(), accumulation=summed(lags, decoded_reply.now_ms)
             )
             for topic, some in by_topic.items():
-                reply.topic_accumulation[topic].CopyFrom(summed(some, found.now_ms))
+                reply.topic_accumulation[topic].CopyFrom(summed(some, decoded_reply.now_ms))
             rpc.reply(reply.SerializeToString())
 
         self._ask(rpc, "Lag", own.LagRequest(group=group), own.LagReply, answered)
@@ -242,9 +252,9 @@ class PublicAdmin:
     def _time_spans(self, rpc: Rpc) -> None:
         request = parse(api.QueryTimeSpanRequest, rpc.data)
 
-        def answered(found: own.TimeSpansReply) -> None:
-            _whole(found)
-            spans = [queue_span(one, found.now_ms) for one in found.spans]
+        def answered(decoded_reply: own.TimeSpansReply) -> None:
+            _whole(decoded_reply)
+            spans = [queue_span(span, decoded_reply.now_ms) for span in decoded_reply.spans]
             reply = api.QueryTimeSpanResponse(status=ok(), queue_time_span_list=spans)
             rpc.reply(reply.SerializeToString())
 
@@ -258,8 +268,8 @@ class PublicAdmin:
         if not request.HasField("reset_timestamp"):
             raise Refused(Code.BAD_REQUEST, "a reset names a time (reset_timestamp)")
 
-        def answered(found: own.ResetOffsetReply) -> None:
-            _whole(found)
+        def answered(reply: own.ResetOffsetReply) -> None:
+            _whole(reply)
             rpc.reply(api.ResetGroupOffsetResponse(status=ok()).SerializeToString())
 
         asked = own.ResetOffsetRequest(
@@ -272,11 +282,11 @@ class PublicAdmin:
     def _query_message(self, rpc: Rpc) -> None:
         request = parse(api.ListMessageRequest, rpc.data)
 
-        def answered(found: own.FindMessagesReply) -> None:
+        def answered(decoded_reply: own.FindMessagesReply) -> None:
             messages = [
-                found_message(one)
-                for one in found.messages
-                if not request.HasField("broker_name") or one.broker == request.broker_name
+                found_message(message)
+                for message in decoded_reply.messages
+                if not request.HasField("broker_name") or message.broker == request.broker_name
             ]
             reply = api.ListMessageResponse(status=ok(), messages=messages)
             rpc.reply(reply.SerializeToString())
@@ -294,6 +304,7 @@ class _Within:
 
     metadata: Mapping[str, str] = {}
     peer = ""
+    encrypted = True  # it never left this process
 
     def remaining_ms(self) -> int | None:
         return self._rpc.call.remaining_ms()
@@ -310,6 +321,14 @@ class _Within:
     def on_cancelled(self, callback: Callable[[], None]) -> None:
         self._rpc.on_cancelled(callback)
 
+    def on_unread(self, callback: Callable[[], None]) -> None:
+        self._rpc.call.on_unread(callback)
+
+
+def _remark(_request: bytes, error: PopmqError) -> Sequence[bytes]:
+    """The reply of ChangeLogLevel has no status."""
+    return (api.ChangeLogLevelResponse(remark=str(error)).SerializeToString(),)
+
 
 def _change_log_level(rpc: Rpc) -> None:
     """Of this process. There is no field for a refusal: the remark says what was done."""
@@ -321,7 +340,6 @@ def _change_log_level(rpc: Rpc) -> None:
         ours = logging.getLogger("popmq")
         before = logging.getLevelName(ours.getEffectiveLevel())
         remark = f"this process logs {logging.getLevelName(level)} and above, after {before}"
-        logger.warning("log level changed", extra={"before": before, "client": rpc.call.peer})
         ours.setLevel(level)
     rpc.reply(api.ChangeLogLevelResponse(remark=remark).SerializeToString())
 
@@ -335,7 +353,7 @@ def _name(resource: pb.Resource) -> str:
     return name_of(resource) if resource.name else ""
 
 
-def _whole(found: Gathered) -> None:
+def _whole(gathered: Gathered) -> None:
     """Part of an answer would be taken for all of it."""
-    if found.incomplete:
-        raise Unavailable(found.incomplete)
+    if gathered.incomplete:
+        raise Unavailable(gathered.incomplete)

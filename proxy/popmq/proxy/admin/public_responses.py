@@ -36,19 +36,19 @@ def summed(
     )
 
 
-def queue_span(one: own.TimeSpan, now_ms: int) -> api.QueryTimeSpanResponse.QueueTimeSpan:
+def queue_span(time_span: own.TimeSpan, now_ms: int) -> api.QueryTimeSpanResponse.QueueTimeSpan:
     """As RocketMQ: a group that has read nothing stands at the oldest message, and its delay is the
     age of the first one that it has not been given."""
     return api.QueryTimeSpanResponse.QueueTimeSpan(
         message_queue=pb.MessageQueue(
-            topic=pb.Resource(name=one.topic),
-            id=one.queue_id,
-            broker=pb.Broker(name=one.broker),
+            topic=pb.Resource(name=time_span.topic),
+            id=time_span.queue_id,
+            broker=pb.Broker(name=time_span.broker),
         ),
-        min_timestamp=one.oldest_ms,
-        max_timestamp=one.newest_ms,
-        consume_timestamp=one.read_ms or one.oldest_ms,
-        delay_time_ms=max(0, now_ms - one.next_ms) if one.next_ms else 0,
+        min_timestamp=time_span.oldest_ms,
+        max_timestamp=time_span.newest_ms,
+        consume_timestamp=time_span.read_ms or time_span.oldest_ms,
+        delay_time_ms=max(0, now_ms - time_span.next_ms) if time_span.next_ms else 0,
     )
 
 
@@ -84,16 +84,16 @@ def wall_ms(given: Timestamp) -> int:
     return time_ms(given.seconds, given.nanos)
 
 
-def found_message(found: own.FoundMessage) -> pb.Message:
+def found_message(result: own.FoundMessage) -> pb.Message:
     stored = Delivery(
-        found.queue_id,
-        found.queue_offset,
-        found.attempt,
-        found.stored_ms,
+        result.queue_id,
+        result.queue_offset,
+        result.attempt,
+        result.stored_ms,
         b"",
-        found.head,
-        found.properties,
+        result.head,
+        result.properties,
     )
-    message = pb.Message.FromString(delivered_message(stored, found.broker.encode()))
+    message = pb.Message.FromString(delivered_message(stored, result.broker.encode()))
     message.system_properties.ClearField("receipt_handle")
     return message

@@ -1,4 +1,4 @@
-"""What reports ask on the public port: passed on to the brokers, their answers put together."""
+"""What reports ask on the admin port: passed on to the brokers, their answers put together."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,7 +7,7 @@ from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.frame_kinds import Kind
 from popmq.common.wire import admin_pb2, report_pb2
 from popmq.proxy.admin.broadcast_change import TIMEOUT_MS
-from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.broker_ports import BrokerPorts, all_groups
 from popmq.proxy.rpc.convert import parse, read_reply
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Answer, Rpc
@@ -52,12 +52,12 @@ class Reports:
 
     def _describe(self, rpc: Rpc) -> None:
         parse(report_pb2.DescribeRequest, rpc.data)
-        found = report_pb2.DescribeReply()
-        self._gather(rpc, Kind.DESCRIBE_TABLES, self._brokers.names(), found, [])
+        reply = report_pb2.DescribeReply()
+        self._gather(rpc, Kind.DESCRIBE_TABLES, all_groups(self._brokers), reply, [])
 
     def _names(self, rpc: Rpc) -> None:
         broker = parse(report_pb2.NamesRequest, rpc.data).broker
-        names = [broker] if broker else self._brokers.names()
+        names = [broker] if broker else all_groups(self._brokers)
         self._gather(rpc, Kind.NAMES, names, report_pb2.NamesReply(), [])
 
     def _gather(
@@ -65,17 +65,17 @@ class Reports:
         rpc: Rpc,
         kind: Kind,
         names: Sequence[str],
-        found: Gathered,
+        result: Gathered,
         refusals: Sequence[tuple[str, PopmqError]],
     ) -> None:
         """Ask one broker group after the other; who does not answer is named in the reply, which
         is a refusal when nobody answered."""
         if not names:
-            if not found.brokers:
+            if not result.brokers:
                 raise refusals[0][1] if refusals else Unavailable("no broker is known yet")
-            found.status.CopyFrom(_OK)
-            found.incomplete = "; ".join(f"broker {name}: {error}" for name, error in refusals)
-            rpc.reply(found.SerializeToString())
+            result.status.CopyFrom(_OK)
+            result.incomplete = "; ".join(f"broker {name}: {error}" for name, error in refusals)
+            rpc.reply(result.SerializeToString())
             return
 
         def answered(answer: Answer) -> None:
@@ -83,8 +83,8 @@ class Reports:
             if isinstance(answer, PopmqError):
                 refused.append((names[0], answer))
             else:
-                found.MergeFromString(read_reply(type(found), answer).SerializeToString())
-            self._gather(rpc, kind, names[1:], found, refused)
+                result.MergeFromString(read_reply(type(result), answer).SerializeToString())
+            self._gather(rpc, kind, names[1:], result, refused)
 
         try:
             port = self._brokers.port(names[0])

@@ -41,6 +41,11 @@ class BrokerPorts(Protocol):
         """
         ...
 
+    def absent(self) -> Sequence[str]:
+        """Broker groups of which no master has registered since the controllers started. What is
+        asked of every group is asked of them, too, and refused by `port`."""
+        ...
+
     def port(self, name: str) -> Port:
         """The way to that broker group; raises Unavailable when the group is not known now."""
         ...
@@ -53,7 +58,15 @@ class BrokerPorts(Protocol):
         ...
 
     def owner(self) -> str:
-        """The broker group that owns topics and groups; empty while nobody knows which does."""
+        """The broker group that owns topics and groups; empty while no controller has named it.
+
+        A group that is alone in the routes need not be the owner: others may not have registered
+        yet with controllers that have just started.
+        """
+        ...
+
+    def when_owner_known(self, then: Callable[[], None]) -> Callable[[], None]:
+        """Run `then` once the owner is known, at once if it is; the result cancels that."""
         ...
 
     def accepts_sends(self, name: str) -> bool:
@@ -88,6 +101,9 @@ class StaticBrokers:
     def names(self) -> Sequence[str]:
         return tuple(self._ports)
 
+    def absent(self) -> Sequence[str]:
+        return ()
+
     def port(self, name: str) -> Port:
         try:
             return self._ports[name]
@@ -100,11 +116,20 @@ class StaticBrokers:
     def owner(self) -> str:
         return next(iter(self._ports), "")
 
+    def when_owner_known(self, then: Callable[[], None]) -> Callable[[], None]:
+        then()
+        return lambda: None
+
     def accepts_sends(self, name: str) -> bool:
         return True
 
     def has_master(self, name: str) -> bool:
         return name in self._ports
+
+
+def all_groups(brokers: BrokerPorts) -> Sequence[str]:
+    """For what every broker group is asked: also those that are away, and the absent ones last."""
+    return [*reachable_first(brokers, brokers.names()), *brokers.absent()]
 
 
 def owner_first(brokers: BrokerPorts) -> Sequence[str]:
@@ -157,10 +182,12 @@ class RoutedBrokers:
         self._open_port = open_port
         self._on_new_master = on_new_master
         self._clock = clock
-        self._followed = [RouteWatch(one, self._take) for one in controllers]
+        self._followed = [RouteWatch(controller, self._take) for controller in controllers]
         self._groups: dict[str, _Group] = {}
         self._names: tuple[str, ...] = ()
+        self._absent: tuple[str, ...] = ()
         self._owner = ""
+        self._wait_for_owner: dict[object, Callable[[], None]] = {}
         self._draining: frozenset[str] = frozenset()
         self._closing: set[asyncio.Task[None]] = set()
         # Of each broker group the highest epoch of a master, and when a controller named it last.
@@ -170,8 +197,16 @@ class RoutedBrokers:
     def names(self) -> Sequence[str]:
         return self._names
 
+    def absent(self) -> Sequence[str]:
+        return self._absent
+
     def port(self, name: str) -> Port:
         group = self._groups.get(name)
+        if group is None and name in self._absent:
+            raise Unavailable(
+                f"broker group {name} is absent: no master of it has registered since the "
+                "controllers started"
+            )
         if group is None:
             raise Unavailable(
                 f"broker group {name!r} is not known now: no controller lists it, so it is absent "
@@ -186,8 +221,15 @@ class RoutedBrokers:
         return self.port(name)
 
     def owner(self) -> str:
-        """A single broker group is its own."""
-        return self._owner or (self._names[0] if len(self._names) == 1 else "")
+        return self._owner
+
+    def when_owner_known(self, then: Callable[[], None]) -> Callable[[], None]:
+        key = object()
+        if self._owner:
+            then()
+        else:
+            self._wait_for_owner[key] = then
+        return lambda: self._wait_for_owner.pop(key, None) and None
 
     def accepts_sends(self, name: str) -> bool:
         return name not in self._draining
@@ -219,16 +261,19 @@ class RoutedBrokers:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _take(self, told: RouteWatch) -> None:
+    def _take(self, route_watch: RouteWatch) -> None:
         """A controller answered: follow what all of them said last."""
         now_ms = self._clock.boot_ms()
         listed: dict[str, BrokerAddress] = {}
         # Of equal epochs the newest answer counts.
-        for followed in (*(one for one in self._followed if one is not told), told):
+        for followed in (
+            *(item for item in self._followed if item is not route_watch),
+            route_watch,
+        ):
             for name, route in followed.brokers.items():
                 if name not in listed or route.epoch >= listed[name].epoch:
                     listed[name] = route
-        self._owner = told.owner or self._owner
+        self._owner = route_watch.owner or self._owner
         self._draining = frozenset(name for name, route in listed.items() if route.draining)
         for name, route in listed.items():
             if not self._is_older(name, route, now_ms):
@@ -240,7 +285,9 @@ class RoutedBrokers:
                 group.absent_since_ms = now_ms
             elif now_ms - group.absent_since_ms > KEEP_ABSENT_MS:
                 self._drop(name)
-        self._names = tuple(sorted(name for name, one in self._groups.items() if one.address))
+        self._names = tuple(sorted(name for name, group in self._groups.items() if group.address))
+        absent = {name for item in self._followed for name in item.absent}
+        self._absent = tuple(sorted(absent.difference(self._names)))
         self.changed.set()
         for name, route in listed.items():
             if self._is_older(name, route, now_ms):
@@ -249,6 +296,10 @@ class RoutedBrokers:
             self._newest[name] = _NewestMaster(route.epoch, now_ms)
             if before is not None and route.epoch > before.epoch:
                 self._on_new_master(name)
+        if self._owner:
+            waiting, self._wait_for_owner = self._wait_for_owner, {}
+            for then in waiting.values():
+                then()
 
     def _is_older(self, name: str, route: BrokerAddress, now_ms: int) -> bool:
         """Whether this master was replaced by one that a controller named not long ago."""

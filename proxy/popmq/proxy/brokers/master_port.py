@@ -1,9 +1,9 @@
-"""The way to a broker group's master, whoever that is: a request survives a change of masters.
+"""The way to a broker group's master, which may change: a request survives a change of masters.
 
 A request that the broker refused because it is not the master, or that found no connection, was
 not done: it is asked again on the route of that moment, until its time is over.  One whose
 connection broke may have been done, and is asked again only if that does no harm
-(docs/concepts/proxy.md, "A change of masters").
+(docs/reference/proxy.md, "A change of masters").
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from popmq.common.errors import (
     TooManyRequests,
     Unavailable,
 )
+from popmq.common.protocol.frame_kinds import LOOKS
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port, decode_pop, encode_pop
 from popmq.common.wire.pull_pb2 import PullRequest
 
@@ -31,9 +32,9 @@ _UNKNOWN_NAME = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 _PULLS = (Kind.PULL, Kind.UPDATE_OFFSET, Kind.GET_OFFSET, Kind.QUERY_OFFSET)
 _BY_NAME = (Kind.PUT, Kind.POP, Kind.SYNC_LITE, *_PULLS)
 
-# To be done twice does no harm: a PUT is recognised by its message ids, a lost POP is undone or
-# comes back, an ack or a change is answered by what became of the delivery, the others only look,
-# or say what was done already.
+# To be done twice does no harm: a PUT is recognised by its message ids (that of a Remoting client
+# has none: at least once is its promise), a lost POP is undone or comes back, an ack or a change is
+# answered by what became of the delivery, the others only look, or say what was done already.
 REPEATED = frozenset(
     {
         Kind.PUT,
@@ -43,23 +44,12 @@ REPEATED = frozenset(
         Kind.REJECT,
         Kind.CLIENTS,
         Kind.DESCRIBE_TOPIC,
-        Kind.LIST_TOPICS,
-        Kind.DESCRIBE_GROUP,
-        Kind.LIST_GROUPS,
-        Kind.FIND_MESSAGES,
-        Kind.DESCRIBE_TABLES,
-        Kind.READ_RAW,
-        Kind.NAMES,
         Kind.RECALL,
         Kind.END_TRANSACTION,
-        Kind.LIST_TIMERS,
-        Kind.FORECAST_TIMERS,
-        Kind.EXPLAIN,
-        Kind.LAG,
-        Kind.LIST_DEAD_LETTERS,
         Kind.REDRIVE,
         Kind.SYNC_LITE,
         *_PULLS,
+        *LOOKS,
     }
 )
 
@@ -123,167 +113,177 @@ class MasterPort:
         replaced can confirm nothing any more."""
         before, self._way = self._way, way
         self._refused = False
-        for number, one in list(self._tries.items()):
-            if one.asked_of is before and before is not None:
-                before.cancel(one.request_id)
-                self._lost(number, one)
-            if number in self._tries and one.asked_of is None:
-                self._ask(number, one)
+        for number, request in list(self._tries.items()):
+            if request.asked_of is before and before is not None:
+                before.cancel(request.request_id)
+                self._lost(number, request)
+            if number in self._tries and request.asked_of is None:
+                self._ask(number, request)
 
     def close(self, reason: str) -> None:
         """Refuse everything, for good."""
         self._closed = reason
-        for number, one in list(self._tries.items()):
-            if one.asked_of is not None:
-                one.asked_of.cancel(one.request_id)
-            self._end(number, one, self._refusal(one, reason))
+        for number, request in list(self._tries.items()):
+            if request.asked_of is not None:
+                request.asked_of.cancel(request.request_id)
+            self._end(number, request, self._refusal(request, reason))
 
     # -- hop.Port
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self._number = number = self._number + 1
         now_ms = self._clock.boot_ms()
-        one = _PendingRequest(kind, body, now_ms, now_ms + timeout_ms, on_reply)
-        self._tries[number] = one
-        self._ask(number, one)
+        request = _PendingRequest(kind, body, now_ms, now_ms + timeout_ms, on_reply)
+        self._tries[number] = request
+        self._ask(number, request)
         return number
 
     def cancel(self, request_id: int) -> None:
-        one = self._tries.pop(request_id, None)
-        if one is None:
+        request = self._tries.pop(request_id, None)
+        if request is None:
             return
-        if one.asked_of is not None:
-            one.asked_of.cancel(one.request_id)
+        if request.asked_of is not None:
+            request.asked_of.cancel(request.request_id)
         else:
-            self._no_longer_waits(one)
+            self._no_longer_waits(request)
 
     # -- tries
 
-    def _ask(self, number: int, one: "_PendingRequest") -> None:
+    def _ask(self, number: int, request: "_PendingRequest") -> None:
         """Ask now if there is somebody to ask, else when there is."""
-        left_ms = one.due_ms - self._clock.boot_ms()
+        left_ms = request.due_ms - self._clock.boot_ms()
         if self._closed or left_ms <= 0:
-            why = self._closed or one.why or "no time was left to ask it"
-            self._end(number, one, self._refusal(one, why))
+            why = self._closed or request.why or "no time was left to ask it"
+            self._end(number, request, self._refusal(request, why))
             return
         way = self._way
         if way is None or not way.usable:
-            self._wait(number, one, f"broker group {self._group} has no master that can be reached")
+            self._wait(
+                number, request, f"broker group {self._group} has no master that can be reached"
+            )
             return
-        self._no_longer_waits(one)
-        one.asked_of = way
-        body = one.body if one.tries == 0 else _for_the_rest(one, left_ms)
-        one.tries += 1
-        request_id = way.request(one.kind, body, left_ms, partial(self._heard, number, one, way))
-        one.request_id = request_id
+        self._no_longer_waits(request)
+        request.asked_of = way
+        body = request.body if request.tries == 0 else _for_the_rest(request, left_ms)
+        request.tries += 1
+        request_id = way.request(
+            request.kind, body, left_ms, partial(self._heard, number, request, way)
+        )
+        request.request_id = request_id
 
     def _heard(
-        self, number: int, one: "_PendingRequest", way: UsablePort, answer: bytes | PopmqError
+        self, number: int, request: "_PendingRequest", way: UsablePort, answer: bytes | PopmqError
     ) -> None:
-        if self._tries.get(number) is not one or one.asked_of is not way:
+        if self._tries.get(number) is not request or request.asked_of is not way:
             return
         if not isinstance(answer, PopmqError):
             self._refused = False
-            self._end(number, one, answer)
+            self._end(number, request, answer)
         elif answer.code is Code.NOT_MASTER:
-            one.asked_of = None
+            request.asked_of = None
             self._refused = self._refused or way is self._way
-            self._wait(number, one, f"broker group {self._group} has no master now: {answer}")
+            self._wait(number, request, f"broker group {self._group} has no master now: {answer}")
         elif isinstance(answer, Unavailable) and answer.unknown:
-            one.why = str(answer)
-            self._lost(number, one)
-        elif self._may_come(one, answer):
-            one.asked_of = None
-            self._wait(number, one, str(answer))
+            request.why = str(answer)
+            self._lost(number, request)
+        elif self._may_come(request, answer):
+            request.asked_of = None
+            self._wait(number, request, str(answer))
         elif answer.code in _UNKNOWN_NAME and self._owner_is_away():
-            self._end(number, one, Unavailable(f"{answer}; or its owner, who is away, has it"))
-        elif answer.code is Code.TOPIC_NOT_FOUND and one.kind is Kind.PUT and self._has_copies():
+            self._end(number, request, Unavailable(f"{answer}; or its owner, who is away, has it"))
+        elif (
+            answer.code is Code.TOPIC_NOT_FOUND and request.kind is Kind.PUT and self._has_copies()
+        ):
             # The owner has described it to this proxy: the copy is late, or it was deleted since.
-            self._end(number, one, Unavailable(f"broker group {self._group} has no copy: {answer}"))
+            self._end(
+                number, request, Unavailable(f"broker group {self._group} has no copy: {answer}")
+            )
         else:
-            self._end(number, one, answer)
+            self._end(number, request, answer)
 
-    def _may_come(self, one: "_PendingRequest", refusal: PopmqError) -> bool:
+    def _may_come(self, request: "_PendingRequest", refusal: PopmqError) -> bool:
         """Another try may do it: there was no connection, or the copy of what the request names is
         on its way; the owner knows that name perhaps."""
         code = refusal.code
         if isinstance(refusal, Unavailable) or code is Code.NOT_COPIED:
             return True
-        if code not in _UNKNOWN_NAME or one.kind not in _BY_NAME or not self._has_copies():
+        if code not in _UNKNOWN_NAME or request.kind not in _BY_NAME or not self._has_copies():
             return False
-        if self._clock.boot_ms() - one.began_ms >= COPY_MS:
+        if self._clock.boot_ms() - request.began_ms >= COPY_MS:
             return False
-        return one.kind is not Kind.POP or decode_pop(one.body).topic[:1] != "%"
+        return request.kind is not Kind.POP or decode_pop(request.body).topic[:1] != "%"
 
-    def _lost(self, number: int, one: "_PendingRequest") -> None:
+    def _lost(self, number: int, request: "_PendingRequest") -> None:
         """It may have been done."""
-        one.asked_of = None
-        one.unknown = True
-        why = one.why or f"the master of broker group {self._group} changed before its answer"
-        if one.kind in REPEATED:
-            self._wait(number, one, why)
+        request.asked_of = None
+        request.unknown = True
+        why = request.why or f"the master of broker group {self._group} changed before its answer"
+        if request.kind in REPEATED:
+            self._wait(number, request, why)
         else:
-            self._end(number, one, self._refusal(one, why))
+            self._end(number, request, self._refusal(request, why))
 
-    def _wait(self, number: int, one: "_PendingRequest", why: str) -> None:
-        one.why = why
-        if not one.waits and not self._may_wait(one):
+    def _wait(self, number: int, request: "_PendingRequest", why: str) -> None:
+        request.why = why
+        if not request.waits and not self._may_wait(request):
             self._end(
                 number,
-                one,
+                request,
                 TooManyRequests(
                     f"{self._waiting} requests ({self._waiting_bytes} bytes) wait for a master of "
                     f"broker group {self._group}, no more are taken: {why}"
                 ),
             )
             return
-        if not one.waits:
-            one.waits = True
+        if not request.waits:
+            request.waits = True
             self._waiting += 1
-            self._waiting_bytes += len(one.body)
-        left_ms = one.due_ms - self._clock.boot_ms()
-        pause_ms = RETRY_MS[min(one.pauses, len(RETRY_MS) - 1)]
-        one.pauses += 1
-        one.turn += 1
-        again = partial(self._again, number, one, one.turn)
+            self._waiting_bytes += len(request.body)
+        left_ms = request.due_ms - self._clock.boot_ms()
+        pause_ms = RETRY_MS[min(request.pauses, len(RETRY_MS) - 1)]
+        request.pauses += 1
+        request.turn += 1
+        again = partial(self._again, number, request, request.turn)
         self._later(max(0, min(pause_ms, left_ms)) / 1000, again)
 
-    def _may_wait(self, one: "_PendingRequest") -> bool:
+    def _may_wait(self, request: "_PendingRequest") -> bool:
         full = self._waiting >= WAITING_LIMIT
-        return not full and self._waiting_bytes + len(one.body) <= WAITING_BYTES_LIMIT
+        return not full and self._waiting_bytes + len(request.body) <= WAITING_BYTES_LIMIT
 
-    def _again(self, number: int, one: "_PendingRequest", turn: int) -> None:
-        if self._tries.get(number) is one and one.asked_of is None and one.turn == turn:
+    def _again(self, number: int, request: "_PendingRequest", turn: int) -> None:
+        if self._tries.get(number) is request and request.asked_of is None and request.turn == turn:
             self.retries += 1
-            self._ask(number, one)
+            self._ask(number, request)
 
-    def _no_longer_waits(self, one: "_PendingRequest") -> None:
-        if one.waits:
-            one.waits = False
+    def _no_longer_waits(self, request: "_PendingRequest") -> None:
+        if request.waits:
+            request.waits = False
             self._waiting -= 1
-            self._waiting_bytes -= len(one.body)
+            self._waiting_bytes -= len(request.body)
 
-    def _end(self, number: int, one: "_PendingRequest", answer: bytes | PopmqError) -> None:
+    def _end(self, number: int, request: "_PendingRequest", answer: bytes | PopmqError) -> None:
         del self._tries[number]
-        self._no_longer_waits(one)
-        one.on_reply(answer)
+        self._no_longer_waits(request)
+        request.on_reply(answer)
 
-    def _refusal(self, one: "_PendingRequest", why: str) -> PopmqError:
-        if one.unknown:
-            return DeadlineExceeded(f"{why}; whether {one.kind.name} was done is unknown")
+    def _refusal(self, request: "_PendingRequest", why: str) -> PopmqError:
+        if request.kind in LOOKS:
+            return Unavailable(why)
+        if request.unknown:
+            return DeadlineExceeded(f"{why}; whether {request.kind.name} was done is unknown")
         return Unavailable(f"{why}; nothing was done")
 
 
-def _for_the_rest(one: "_PendingRequest", left_ms: int) -> bytes:
+def _for_the_rest(pending: "_PendingRequest", left_ms: int) -> bytes:
     """A receive that waited here or at another master waits so much less at this one."""
-    if one.kind not in (Kind.POP, Kind.PULL):
-        return one.body
-    passed_ms = one.due_ms - one.began_ms - left_ms
-    if one.kind is Kind.PULL:
-        pull = PullRequest.FromString(one.body)
+    if pending.kind not in (Kind.POP, Kind.PULL):
+        return pending.body
+    passed_ms = pending.due_ms - pending.began_ms - left_ms
+    if pending.kind is Kind.PULL:
+        pull = PullRequest.FromString(pending.body)
         pull.poll_ms = max(0, pull.poll_ms - passed_ms)
         return pull.SerializeToString()
-    request = decode_pop(one.body)
+    request = decode_pop(pending.body)
     return encode_pop(request._replace(poll_ms=max(0, request.poll_ms - passed_ms)))
 
 

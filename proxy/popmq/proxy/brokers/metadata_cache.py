@@ -57,6 +57,15 @@ class MetadataCache:
         """TOPIC_NOT_FOUND when there is none, and it may not be made on the spot."""
         self._topics.get(name, on_result)
 
+    def existing_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
+        """As `topic`, but one that does not exist is not made."""
+        if (known := self.known_topic(name)) is not None:
+            on_result(known)
+            return
+        body = admin_pb2.DescribeTopicRequest(name=name).SerializeToString()
+        then = partial(_decoded, topic_of, on_result)
+        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=name.startswith("%"))
+
     def known_topic(self, name: str) -> TopicConfig | None:
         """What `topic` would tell at once; None if it has to ask, or to think."""
         return self._topics.known(name, self._clock.boot_ms())
@@ -68,11 +77,11 @@ class MetadataCache:
         """Of both; 0 for what is not known, for the dead letters that each broker group has of its
         own, and for no group.  A single broker group is not asked: it has no older ones."""
 
-        def group_known(topic_id: int, found: SubscriptionGroup | PopmqError) -> None:
-            then(topic_id, 0 if isinstance(found, PopmqError) else found.id)
+        def group_known(topic_id: int, result: SubscriptionGroup | PopmqError) -> None:
+            then(topic_id, 0 if isinstance(result, PopmqError) else result.id)
 
-        def topic_known(found: TopicConfig | PopmqError) -> None:
-            topic_id = 0 if isinstance(found, PopmqError) or topic[0] == "%" else found.id
+        def topic_known(result: TopicConfig | PopmqError) -> None:
+            topic_id = 0 if isinstance(result, PopmqError) or topic[0] == "%" else result.id
             if group:
                 self._groups.get(group, partial(group_known, topic_id))
             else:
@@ -179,13 +188,13 @@ def _not_for_sure(on_answer: OnBytes, away: PopmqError, answer: bytes | PopmqErr
 
 
 def _described_topic(reply: bytes) -> _Described[TopicConfig]:
-    said = admin_pb2.TopicReply.FromString(reply)
-    return _Described(topic_of(reply), (said.meta_epoch, said.meta_version))
+    decoded_reply = admin_pb2.TopicReply.FromString(reply)
+    return _Described(topic_of(reply), (decoded_reply.meta_epoch, decoded_reply.meta_version))
 
 
 def _described_group(reply: bytes) -> _Described[SubscriptionGroup]:
-    said = admin_pb2.GroupReply.FromString(reply)
-    return _Described(group_of(reply), (said.meta_epoch, said.meta_version))
+    decoded_reply = admin_pb2.GroupReply.FromString(reply)
+    return _Described(group_of(reply), (decoded_reply.meta_epoch, decoded_reply.meta_version))
 
 
 def _decoded(
@@ -246,8 +255,8 @@ class _Remembered(Generic[T]):
         self._ask(name, partial(self._answered, name, now_ms or 0))
 
     def known(self, name: str, now_ms: int) -> T | None:
-        found = self._known.get(name)
-        return found.described.value if found is not None and now_ms < found.until_ms else None
+        cached = self._known.get(name)
+        return cached.described.value if cached is not None and now_ms < cached.until_ms else None
 
     def forget(self, name: str) -> None:
         if (known := self._known.get(name)) is not None:

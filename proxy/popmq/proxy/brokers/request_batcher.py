@@ -8,13 +8,12 @@ parts were added is the order in which the broker sees them.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.loop_iteration import CallSoon
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.protocol.payload import U16
-from popmq.proxy.rpc.rpc import Rpc
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +26,13 @@ R = TypeVar("R")
 OnResults = Callable[[Sequence[R] | PopmqError, bool], None]
 
 
+class Member(Protocol):
+    """Whose parts they are: a call (rpc/rpc.py), or calls of a lane (lanes/call_lane.py)."""
+
+    def run(self, step: Callable[..., None], *arguments: object) -> None: ...
+    def on_cancelled(self, callback: Callable[[], None]) -> None: ...
+
+
 class RequestBatcher(Generic[R]):
     """`decode` reads the results out of a reply; `soon` says when a turn is over."""
 
@@ -35,13 +41,13 @@ class RequestBatcher(Generic[R]):
     ) -> None:
         self._kind = kind
         self._decode = decode
-        self._max_parts = max_parts
+        self.max_parts = max_parts
         self._soon = soon
         self._open: dict[tuple[int, bytes, bytes], _Joint[R]] = {}
 
     def add(
         self,
-        rpc: Rpc,
+        member: Member,
         port: Port,
         head: bytes,
         timeout_ms: int,
@@ -49,7 +55,7 @@ class RequestBatcher(Generic[R]):
         then: OnResults[R],
         tail: bytes = b"",
     ) -> None:
-        """`then` gets a result for each of `parts`, or one refusal; it runs within `rpc`.
+        """`then` gets a result for each of `parts`, or one refusal; it runs within `member`.
 
         `head` and `tail` are what all have in common: how the payload begins and ends.  The frame
         is given up when the clients of all its members are gone.
@@ -57,18 +63,18 @@ class RequestBatcher(Generic[R]):
         key = id(port), head, tail
         size = sum(map(len, parts))
         joint = self._open.get(key)
-        if joint is not None and not joint.takes(len(parts), size, timeout_ms, self._max_parts):
+        if joint is not None and not joint.takes(len(parts), size, timeout_ms, self.max_parts):
             del self._open[key]
             self._ask(joint)
             joint = None
         if joint is None:
             first = not self._open
             joint = self._open[key] = _Joint(port, head, tail, timeout_ms)
-            joint.add(rpc, parts, size, timeout_ms, then)
+            joint.add(member, parts, size, timeout_ms, then)
             if first:
                 self._soon(self._ask_all)
         else:
-            joint.add(rpc, parts, size, timeout_ms, then)
+            joint.add(member, parts, size, timeout_ms, then)
 
     def _ask_all(self) -> None:
         joints, self._open = self._open, {}
@@ -130,7 +136,7 @@ class _Joint(Generic[R]):
         self.head, self.tail = head, tail
         self.first_timeout_ms = self.timeout_ms = timeout_ms
         self.parts: list[bytes] = []
-        self.members: list[tuple[Rpc, int, OnResults[R]]] = []
+        self.members: list[tuple[Member, int, OnResults[R]]] = []
         self.size = 0
         self.left = 0  # members whose client is there
         self.request_id = _NOT_ASKED
@@ -144,15 +150,15 @@ class _Joint(Generic[R]):
         )
 
     def add(
-        self, rpc: Rpc, parts: Sequence[bytes], size: int, timeout_ms: int, then: OnResults[R]
+        self, member: Member, parts: Sequence[bytes], size: int, timeout_ms: int, then: OnResults[R]
     ) -> None:
         self.parts.extend(parts)
-        self.members.append((rpc, len(parts), then))
+        self.members.append((member, len(parts), then))
         self.size += size
         self.left += 1
         if timeout_ms < self.timeout_ms:
             self.timeout_ms = timeout_ms
-        rpc.call.on_cancelled(self.one_gone)
+        member.on_cancelled(self.one_gone)
 
     def one_gone(self) -> None:
         self.left -= 1
@@ -163,9 +169,9 @@ class _Joint(Generic[R]):
     def settle(self, results: Sequence[R] | PopmqError, *, at_once: bool) -> None:
         members, self.members = self.members, []
         start = 0
-        for rpc, count, then in members:
+        for member, count, then in members:
             if isinstance(results, PopmqError):
-                rpc.run(then, results, at_once)
+                member.run(then, results, at_once)
             else:
-                rpc.run(then, results[start : start + count], at_once)
+                member.run(then, results[start : start + count], at_once)
             start += count

@@ -5,7 +5,7 @@ While a controller is away its last word stays.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
@@ -30,6 +30,7 @@ class RouteWatch:
     def __init__(self, controller: Port, on_routes: Callable[["RouteWatch"], None]) -> None:
         self.brokers = _NO_ROUTES  # by broker group
         self.owner = ""
+        self.absent: Sequence[str] = ()  # groups that the controller has not heard yet
         self._controller = controller
         self._on_routes = on_routes
         self._version = 0
@@ -71,8 +72,9 @@ class RouteWatch:
 
     def _take(self, routes: controller_pb2.RoutesReply) -> int:
         """Keep the routes; return how long to wait before asking again."""
-        self.brokers = {one.broker: one for one in routes.brokers}
+        self.brokers = {broker.broker: broker for broker in routes.brokers}
         self.owner = routes.owner
+        self.absent = routes.absent
         self._on_routes(self)
         same = routes.version == self._version
         self._version = routes.version

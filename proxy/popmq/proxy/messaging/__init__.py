@@ -3,5 +3,5 @@ telemetry.
 
 Always holds: A call answers OK only when a broker did.
 
-May import: api, brokers, rpc, transport, popmq.common.
+May import: api, auth, brokers, rpc, transport, popmq.common.
 """

@@ -7,14 +7,10 @@ a single entry never becomes MULTIPLE_RESULTS.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
-
-from google.protobuf.message import DecodeError
 
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Refused
 from popmq.common.loop_iteration import CallSoon, at_once
 from popmq.common.protocol.messaging_payloads import (
-    ACKED,
     AckRequest,
     AckResult,
     ChangeRequest,
@@ -27,7 +23,6 @@ from popmq.common.protocol.messaging_payloads import (
     encode_change,
     id_tail,
 )
-from popmq.common.record.receipt import broker_of, named_part
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import definition_pb2 as pb
@@ -35,13 +30,11 @@ from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import BrokerPorts, broker_of_handle
 from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.brokers.request_batcher import RequestBatcher
-from popmq.proxy.messaging.fast_path_send import remember
 from popmq.proxy.rpc.convert import (
     acked_ok,
     duration_ms,
     name_of,
     ok,
-    one_acked_ok,
     parse,
     status,
     status_of,
@@ -49,23 +42,9 @@ from popmq.proxy.rpc.convert import (
 )
 from popmq.proxy.rpc.rpc import Answer, Rpc
 from popmq.proxy.rpc.validate import change_invisible_ms, common_code
-from popmq.proxy.rpc.wire_scan import LEN, only_content
 
 MAX_HANDLES = 1_024  # in one request to a broker
 HANDLE_LIMIT = 512  # bytes; with the longest broker name a handle has 422
-_ENTRIES = service.AckMessageRequest.ENTRIES_FIELD_NUMBER
-_HANDLE = service.AckMessageEntry.RECEIPT_HANDLE_FIELD_NUMBER
-_ID_TAG = service.AckMessageEntry.MESSAGE_ID_FIELD_NUMBER << 3 | LEN
-
-
-class FastPathAck(NamedTuple):
-    """One entry with nothing unusual: what it begins with at a broker, its handle, and the entry's
-    bytes, with which its result begins."""
-
-    head: bytes
-    group: str
-    handle: bytes
-    entry: bytes
 
 
 class AckMessage:
@@ -74,49 +53,11 @@ class AckMessage:
     ) -> None:
         self._brokers = brokers
         self._routes = routes
-        self._acks = RequestBatcher(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
-        self._ways: dict[bytes, str] = {}  # brokers by the part of a handle that names them
+        self.acks = RequestBatcher(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
 
     def start(self, rpc: Rpc) -> None:
-        plain = read_plain_ack(rpc.data)
-        name = plain and self._broker_of(plain.handle)
-        if plain is None or not name:
-            self._start(rpc)
-            return
-        then = partial(self._plain_acked, rpc, plain)
-        timeout_ms = rpc.timeout_ms()
-        handle, tail = (
-            ack_entry(plain.handle),
-            id_tail(group_id(self._brokers, self._routes, plain.group)),
-        )
-        port = self._brokers.port(name)
-        self._acks.add(rpc, port, plain.head, timeout_ms, (handle,), then, tail)
-
-    def _broker_of(self, handle: bytes) -> str:
-        """The broker group of a handle; empty if there is something to say about it."""
-        part = named_part(handle)
-        name = self._ways.get(part)
-        if name is None:
-            try:
-                name = remember(self._ways, part, broker_of(handle))
-            except InvalidReceiptHandle:
-                return ""
-        return name if name in self._brokers.names() else ""
-
-    def _plain_acked(
-        self, rpc: Rpc, plain: FastPathAck, answer: Sequence[AckResult] | PopmqError, _at_once: bool
-    ) -> None:
-        result = answer if isinstance(answer, PopmqError) else answer[0]
-        if result is ACKED:
-            rpc.metrics.acks += 1
-            rpc.reply(one_acked_ok(plain.entry))
-        else:
-            entries = parse(service.AckMessageRequest, rpc.data).entries
-            _Gathered(rpc, entries).settle(0, result)
-
-    def _start(self, rpc: Rpc) -> None:
         request = parse(service.AckMessageRequest, rpc.data)
-        topic, group = _topic_and_group(request.topic, request.group)
+        topic, group = topic_and_group(request.topic, request.group)
         if not request.entries:
             raise Refused(Code.BAD_REQUEST, "the request has no entry to acknowledge")
         gathered = _Gathered(rpc, request.entries)
@@ -129,22 +70,26 @@ class AckMessage:
                 gathered.settle(index, error)
         for port, indexes in by_broker.values():
             for part in _parts(indexes):
-                known = group_id(self._brokers, self._routes, group)
-                asked = AckRequest(topic, group, gathered.handles(part), known)
-                self._ask(gathered, port, asked, part)
+                self._ask(gathered, port, topic, group, part)
 
     def _ask(
-        self, gathered: "_Gathered", port: Port, request: AckRequest, part: Sequence[int]
+        self, gathered: "_Gathered", port: Port, topic: str, group: str, part: Sequence[int]
     ) -> None:
         rpc = gathered.rpc
         try:
             timeout_ms = rpc.timeout_ms()
         except PopmqError as error:
-            gathered.settle_all(part, error)
+            gathered.settle_all(part, error, True)
             return
-        rpc.send_request(
-            port, Kind.ACK, encode_ack(request), timeout_ms, partial(gathered.settle_all, part)
-        )
+        entries = [ack_entry(handle) for handle in gathered.handles(part)]
+        tail = id_tail(group_id(self._brokers, self._routes, group))
+        then = partial(gathered.settle_all, part)
+        self.acks.add(rpc, port, ack_head(topic, group), timeout_ms, entries, then, tail)
+
+    def settle_one(self, rpc: Rpc, result: AckResult | PopmqError) -> None:
+        """What came of the one entry of a call that its lane had asked for."""
+        entries = parse(service.AckMessageRequest, rpc.data).entries
+        _Gathered(rpc, entries).settle(0, result)
 
 
 class _Gathered:
@@ -159,14 +104,14 @@ class _Gathered:
     def handles(self, indexes: Sequence[int]) -> list[bytes]:
         return [handle_bytes(self._entries[index].receipt_handle) for index in indexes]
 
-    def settle_all(self, indexes: Sequence[int], answer: Answer) -> None:
+    def settle_all(
+        self, indexes: Sequence[int], answer: Sequence[AckResult] | PopmqError, _at_once: bool
+    ) -> None:
         if isinstance(answer, PopmqError):
             for index in indexes:
                 self.settle(index, answer)
             return
-        results = decode_ack_reply(answer)
-        assert len(results) == len(indexes), "a broker answered for another number of handles"
-        for index, result in zip(indexes, results, strict=True):
+        for index, result in zip(indexes, answer, strict=True):
             self.settle(index, result)
 
     def settle(self, index: int, result: AckResult | PopmqError) -> None:
@@ -183,44 +128,10 @@ class _Gathered:
             self.rpc.reply(ack_reply(self._entries, self._results))
 
 
-def read_plain_ack(data: bytes) -> FastPathAck | None:
-    """An AckMessageRequest of one entry, in the order in which protobuf writes it; None for any
-    other, and for one that is wrong: `_start` says why."""
-    try:
-        names_end = 2 + data[1]
-        names_end += 2 + data[names_end + 1]
-        head, group = _HEADS.get(data[:names_end]) or _head_of(data[:names_end])
-        start = only_content(data, _ENTRIES, names_end)
-        entry = data[start:]
-        handle_tag = 2 + entry[1]
-        handle_at = only_content(entry, _HANDLE, handle_tag)
-        entry[2:handle_tag].decode()
-    except (IndexError, ValueError, DecodeError, PopmqError):
-        return None
-    handle = entry[handle_at:]
-    usual = start and handle_at and entry[0] == _ID_TAG and handle_tag > 2 and entry[1] < 0x80
-    if not usual or not 0 < len(handle) <= HANDLE_LIMIT or not handle.isascii():
-        return None
-    return FastPathAck(head, group, handle, entry)
-
-
-# What acks of one group for one topic begin with at a broker, and the group, by what they begin
-# with here.
-_HEADS: dict[bytes, tuple[bytes, str]] = {}
-
-
-def _head_of(names: bytes) -> tuple[bytes, str]:
-    request = service.AckMessageRequest.FromString(names)
-    if request.entries:
-        raise ValueError("not two names")
-    topic, group = _topic_and_group(request.topic, request.group)
-    return remember(_HEADS, names, (ack_head(topic, group), group))
-
-
 def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckResult]) -> bytes:
-    if all(one.code == Code.OK for one in results):
+    if all(item.code == Code.OK for item in results):
         return acked_ok(entries)
-    code = common_code([one.code for one in results])
+    code = common_code([item.code for item in results])
     text = results[0].message if code == results[0].code else "the entries fared differently"
     reply = service.AckMessageResponse(status=status(code, text or "OK"))
     for entry, result in zip(entries, results, strict=True):
@@ -251,7 +162,7 @@ class ChangeInvisibleDuration:
 
     def start(self, rpc: Rpc) -> None:
         request = parse(service.ChangeInvisibleDurationRequest, rpc.data)
-        topic, group = _topic_and_group(request.topic, request.group)
+        topic, group = topic_and_group(request.topic, request.group)
         invisible_ms = change_invisible_ms(duration_ms(request.invisible_duration), self._limits)
         handle = handle_bytes(request.receipt_handle)
         _, port = broker_of_handle(self._brokers, handle)
@@ -291,12 +202,12 @@ def handle_bytes(handle: str) -> bytes:
         raise InvalidReceiptHandle("the receipt handle is not base64 text") from error
 
 
-def _change_reply(found: pb.Status, handle: str) -> bytes:
-    reply = service.ChangeInvisibleDurationResponse(status=found, receipt_handle=handle)
+def _change_reply(found_status: pb.Status, handle: str) -> bytes:
+    reply = service.ChangeInvisibleDurationResponse(status=found_status, receipt_handle=handle)
     return reply.SerializeToString()
 
 
-def _topic_and_group(topic: pb.Resource, group: pb.Resource) -> tuple[str, str]:
+def topic_and_group(topic: pb.Resource, group: pb.Resource) -> tuple[str, str]:
     names = name_of(topic), name_of(group)
     check_readable_topic_name(names[0])
     check_group_name(names[1])

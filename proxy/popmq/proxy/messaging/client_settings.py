@@ -16,6 +16,9 @@ MULTIPLIER = 2.0
 STEPS_LIMIT = 64  # of an exponential back-off told as steps
 LONG_POLL_MS = 20_000
 LITE_CONSUMERS = (pb.ClientType.LITE_PUSH_CONSUMER, pb.ClientType.LITE_SIMPLE_CONSUMER)
+SUBSCRIPTIONS_LIMIT = 1_000  # of one client
+_AGENT_LIMIT = 256  # of the texts that a client tells about itself
+_ENTRY_OVERHEAD = 8
 MAX_DELAY = "timer.max_delay_ms"
 
 
@@ -45,6 +48,27 @@ def consumer_settings(
     subscription.lite_subscription_quota = settings.lite.max_client_subscriptions
     subscription.max_lite_topic_size = LITE_NAME_LIMIT
     return answer
+
+
+def used_settings(asked: pb.Settings, most_bytes: int) -> bytes:
+    """Settings with what is used later: the kind of client, its agent, its group, and as many of
+    its subscriptions as fit."""
+    agent = asked.user_agent
+    used = pb.Settings(client_type=asked.client_type)
+    used.user_agent.language = agent.language
+    used.user_agent.version = agent.version[:_AGENT_LIMIT]
+    used.user_agent.hostname = agent.hostname[:_AGENT_LIMIT]
+    if asked.HasField("publishing"):
+        used.publishing.SetInParent()
+    if asked.HasField("subscription"):
+        used.subscription.group.name = asked.subscription.group.name[:_AGENT_LIMIT]
+        left = most_bytes - used.ByteSize() - _AGENT_LIMIT
+        for entry in asked.subscription.subscriptions[:SUBSCRIPTIONS_LIMIT]:
+            left -= entry.ByteSize() + _ENTRY_OVERHEAD
+            if left < 0:
+                break
+            used.subscription.subscriptions.append(entry)
+    return used.SerializeToString()
 
 
 def unknown_group(name: str, settings: Settings) -> SubscriptionGroup:

@@ -7,6 +7,7 @@ what is told here is of this one's (docs/reference/protocol.md).
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from popmq.common.address import host_of
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.messaging.client_settings import LITE_CONSUMERS
@@ -30,53 +31,61 @@ class ConnectedClient(NamedTuple):
 
 
 class ConnectedSubscriptions:
-    def __init__(self, heard: Callable[[], Iterable[ConnectedClient]]) -> None:
-        self._heard = heard
+    def __init__(self, connected: Callable[[], Iterable[ConnectedClient]]) -> None:
+        self._heard = connected
 
     def by_pair(
         self, group: str = "", topic: str = ""
     ) -> dict[tuple[str, str], list[ClientSubscription]]:
         """By group and topic; an empty name is any."""
-        found: dict[tuple[str, str], list[ClientSubscription]] = {}
-        for one in self._heard():
-            subscription = one.settings.subscription
+        subscriptions: dict[tuple[str, str], list[ClientSubscription]] = {}
+        for client in self._heard():
+            subscription = client.settings.subscription
             name = subscription.group.name
-            if not one.settings.HasField("subscription") or group not in ("", name):
+            if not client.settings.HasField("subscription") or group not in ("", name):
                 continue
             for entry in subscription.subscriptions:
                 if topic in ("", entry.topic.name):
-                    said = ClientSubscription(_client(one), entry.expression)
-                    found.setdefault((name, entry.topic.name), []).append(said)
-        return found
+                    reported_subscription = ClientSubscription(_client(client), entry.expression)
+                    subscriptions.setdefault((name, entry.topic.name), []).append(
+                        reported_subscription
+                    )
+        return subscriptions
 
     def clients(self) -> tuple[int, int]:
         """How many produce, and how many consume."""
-        kinds = {one.client_id: one.settings.WhichOneof("pub_sub") for one in self._heard()}
+        kinds = {
+            client.client_id: client.settings.WhichOneof("pub_sub") for client in self._heard()
+        }
         produce = sum(kind == "publishing" for kind in kinds.values())
         return produce, len(kinds) - produce
 
 
-def told_of(group: str, topic: str, said: Sequence[ClientSubscription]) -> api.SubscriptionInfo:
+def told_of(
+    group: str, topic: str, subscriptions: Sequence[ClientSubscription]
+) -> api.SubscriptionInfo:
     """Of clients that are connected; the newest expression counts where they differ."""
-    last = said[-1]
+    last = subscriptions[-1]
     return api.SubscriptionInfo(
         group=pb.Resource(name=group),
         topic=pb.Resource(name=topic),
         expression=last.expression,
         online=True,
         message_model=last.client.message_model,
-        subscription_consistency=all(one.expression == last.expression for one in said),
+        subscription_consistency=all(
+            subscription.expression == last.expression for subscription in subscriptions
+        ),
     )
 
 
-def _client(one: ConnectedClient) -> api.ClientInfo:
-    agent = one.settings.user_agent
+def _client(client: ConnectedClient) -> api.ClientInfo:
+    agent = client.settings.user_agent
     names = {number: name for name, number in pb.Language.items()}
     return api.ClientInfo(
-        client_id=one.client_id,
+        client_id=client.client_id,
         version=agent.version,
         language=names.get(agent.language, str(agent.language)),
         hostname=agent.hostname,
-        egress_ip=one.peer.rpartition(":")[0],
-        message_model=CONSUMED_AS[one.settings.client_type in LITE_CONSUMERS],
+        egress_ip=host_of(client.peer),
+        message_model=CONSUMED_AS[client.settings.client_type in LITE_CONSUMERS],
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from popmq.common.errors import Code, Refused
+from popmq.common.quantities import format_duration, iso_time
 from popmq.common.settings.settings import TimerSettings
 from popmq.proxy.rpc.validate import DELAY_KEYS, MessageFacts
 
@@ -79,7 +80,7 @@ def delay_of(facts: MessageFacts, limits: TimerSettings, *, now_ms: int) -> Dela
     ahead_ms = facts.deliver_at_ms - now_ms
     if ahead_ms + spread_ms > limits.max_delay_ms + CLOCKS_APART_MS:
         _check_ahead(
-            f"delivery_timestamp {facts.deliver_at_ms}",
+            f"delivery_timestamp {iso_time(facts.deliver_at_ms)}",
             ahead_ms + spread_ms,
             spread_ms,
             limits.max_delay_ms,
@@ -92,8 +93,9 @@ def delay_of(facts: MessageFacts, limits: TimerSettings, *, now_ms: int) -> Dela
 def _check_ahead(what: str, ahead_ms: int, spread_ms: int, limit_ms: int) -> None:
     if ahead_ms > limit_ms:
         spread = f" with {SPREAD_MS} {spread_ms}" if spread_ms else ""
+        ahead = format_duration(-(-ahead_ms // 1000) * 1000)
         raise _illegal(
-            f"{what}{spread} lies {ahead_ms} ms ahead, over the limit of {limit_ms} ms "
+            f"{what}{spread} lies {ahead} ahead, over the limit of {format_duration(limit_ms)} "
             "(timer.max_delay_ms)"
         )
 

@@ -74,9 +74,9 @@ class SyncLiteSubscription:
         answers.append(answer)
         if len(answers) < count:
             return
-        for one in answers:
-            if isinstance(one, PopmqError):
-                raise one
+        for answer_or_error in answers:
+            if isinstance(answer_or_error, PopmqError):
+                raise answer_or_error
         self._remember(sync)
         rpc.reply(service.SyncLiteSubscriptionResponse(status=ok()).SerializeToString())
 
@@ -93,40 +93,42 @@ class SyncLiteSubscription:
 
     def on_client_closed(self, client_id: str) -> None:
         """It said good-bye."""
-        for who in list(self._of_client.get(client_id, ())):
-            self._forget(who)
+        for client in list(self._of_client.get(client_id, ())):
+            self._forget(client)
 
     def subscribes(self, client_id: str, name: str) -> bool:
         """Whether it said so here lately."""
-        return any(name in self._told[who].names for who in self._of_client.get(client_id, ()))
+        return any(
+            name in self._told[client].names for client in self._of_client.get(client_id, ())
+        )
 
     def ended(self, client_id: str, names: Sequence[str]) -> None:
         """A broker group ended these subscriptions: another one is not told of them again."""
-        for who in list(self._of_client.get(client_id, ())):
-            told = self._told[who]
-            left = told.names.difference(names)
+        for client in list(self._of_client.get(client_id, ())):
+            reply = self._told[client]
+            left = reply.names.difference(names)
             if not left:
-                self._forget(who)
+                self._forget(client)
                 continue
-            self._names -= len(told.names) - len(left)
-            self._told[who] = _Told(left, told.heard_ms)
+            self._names -= len(reply.names) - len(left)
+            self._told[client] = _Told(left, reply.heard_ms)
 
     def _tell_next(self, broker: str, answer: Answer = b"") -> None:
         if isinstance(answer, PopmqError) and answer.code in _AWAY:
             self._again.pop(broker, None)  # its next master will be told
         left = self._again.get(broker)
         while left:
-            who = left.popleft()
-            told = self._told.get(who)
-            if told is None:
+            client = left.popleft()
+            reply = self._told.get(client)
+            if reply is None:
                 continue
-            client_id, topic, group = who
+            client_id, topic, group = client
             sync = SyncLite(
                 topic=topic,
                 group=group,
                 client_id=client_id,
                 action=TOLD_AGAIN,
-                names=sorted(told.names),
+                names=sorted(reply.names),
             )
             body = sync.SerializeToString()
             try:
@@ -138,8 +140,8 @@ class SyncLiteSubscription:
         self._again.pop(broker, None)
 
     def _remember(self, sync: SyncLite) -> None:
-        who = (sync.client_id, sync.topic, sync.group)
-        before = self._told.get(who)
+        client = (sync.client_id, sync.topic, sync.group)
+        before = self._told.get(client)
         names = before.names if before is not None else frozenset[str]()
         match sync.action:
             case pb.LiteSubscriptionAction.PARTIAL_ADD:
@@ -148,30 +150,30 @@ class SyncLiteSubscription:
                 names = names.difference(sync.names)
             case _:
                 names = frozenset(sync.names)  # of COMPLETE_REMOVE none
-        self._forget(who)
+        self._forget(client)
         if names:
-            self._told[who] = _Told(names, self._clock.boot_ms())
-            self._of_client.setdefault(who[0], set()).add(who)
+            self._told[client] = _Told(names, self._clock.boot_ms())
+            self._of_client.setdefault(client[0], set()).add(client)
             self._names += len(names)
         self._forget_old()
 
     def _forget_old(self) -> None:
         old_ms = self._clock.boot_ms() - _REMEMBERED_MS
         while self._told:
-            who, oldest = next(iter(self._told.items()))
+            client, oldest = next(iter(self._told.items()))
             if oldest.heard_ms > old_ms and self._names <= self._limit:
                 break
-            self._forget(who)
+            self._forget(client)
 
-    def _forget(self, who: _Who) -> None:
-        gone = self._told.pop(who, None)
+    def _forget(self, client: _Who) -> None:
+        gone = self._told.pop(client, None)
         if gone is None:
             return
         self._names -= len(gone.names)
-        mine = self._of_client[who[0]]
-        mine.discard(who)
+        mine = self._of_client[client[0]]
+        mine.discard(client)
         if not mine:
-            del self._of_client[who[0]]
+            del self._of_client[client[0]]
 
 
 def _sync_of(rpc: Rpc, request: service.SyncLiteSubscriptionRequest) -> SyncLite:

@@ -123,11 +123,11 @@ class PopWithNotify:
         if self._over or turn != self._turn:
             return
         self._waits_at.discard(name)
-        said = _popped(answer)
-        if isinstance(said, PopReply) and said.remaining:
+        messages = _popped(answer)
+        if isinstance(messages, PopReply) and messages.remaining:
             self._hits.append(name)
         else:
-            self._keep(name, said)
+            self._keep(name, messages)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -168,11 +168,11 @@ class PopWithNotify:
         self._keep(name, popped)
         return False
 
-    def _keep(self, name: str, said: Popped) -> None:
+    def _keep(self, name: str, popped: Popped) -> None:
         """For the end: that there was nothing, rather than a refusal."""
-        better = isinstance(said, PopReply)
+        better = isinstance(popped, PopReply)
         if self._last is None or (better and isinstance(self._last[1], PopmqError)):
-            self._last = (name, said)
+            self._last = (name, popped)
 
     def _end(self, name: str, popped: Popped) -> None:
         if not self._over:

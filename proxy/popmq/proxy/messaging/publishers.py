@@ -1,82 +1,113 @@
-"""Publishers: which clients with an open telemetry stream publish to which topics.
+"""Publishers: which clients with an open telemetry stream are asked about half messages of a topic.
 
-A client says so in its settings, or by sending a half message: official clients whose stream was
-renewed may be silent about their topics for minutes.
+Those that sent half messages to the topic, and only on streams from the address that they sent
+from: settings that merely name a topic show nobody its messages (docs/security.md).
 """
 
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
-
-logger = logging.getLogger(__name__)
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 CLIENTS_LIMIT = 100_000
-TOPICS_LIMIT = 1_000  # of one client
+TOPICS_LIMIT = 1_000  # of one client; it is asked about the first ones only
+NAMES_LIMIT = 500_000  # of all clients together
+
+
+class Sender(NamedTuple):
+    """A client at an address; one that reconnects from there is the same."""
+
+    client_id: str
+    host: str
 
 
 class CommandStream(Protocol):
+    peer: str
+
+    @property
+    def user(self) -> str:
+        """That opened it; empty while callers need not be users."""
+        ...
+
     def send(self, command: bytes) -> None: ...
 
 
+class PublishRights(Protocol):
+    """Who may see a half message (auth/gate.py): a client id is what a client claims."""
+
+    @property
+    def version(self) -> object:
+        """Another one after each change."""
+        ...
+
+    def may_publish(self, user: str, topic: str, peer: str) -> bool: ...
+
+
 class Publishers:
-    def __init__(self, streams_of: Callable[[str], Sequence[CommandStream]]) -> None:
+    def __init__(
+        self, streams_of: Callable[[Sender], Sequence[CommandStream]], rights: PublishRights
+    ) -> None:
         self._streams_of = streams_of
-        self._topics: OrderedDict[str, dict[str, None]] = OrderedDict()  # by client id
-        self._clients: dict[str, OrderedDict[str, None]] = {}  # by topic, next to be told first
+        self._rights = rights
+        self._rights_version: object = None  # at which `_known` was made
+        self._topics: OrderedDict[Sender, dict[str, None]] = OrderedDict()
+        self._senders: dict[str, OrderedDict[Sender, None]] = {}  # by topic, next to be asked first
+        self._names = 0  # in `_topics`
         self._known: frozenset[str] | None = None
 
-    def set_topics(self, client_id: str, topics: Iterable[str]) -> None:
-        """The client's settings name these topics and no others."""
-        names = list(dict.fromkeys(topics))
-        if len(names) > TOPICS_LIMIT:
-            logger.warning(
-                "a client is asked about its first topics only",
-                extra={"client": client_id, "topics": len(names), "limit": TOPICS_LIMIT},
-            )
-        self._forget(client_id)
-        for topic in names[:TOPICS_LIMIT]:
-            self._add(client_id, topic)
-
-    def add_topic(self, client_id: str, topic: str) -> None:
+    def add_topic(self, sender: Sender, topic: str) -> None:
         """It sent a half message to that topic."""
-        if client_id and len(self._topics.get(client_id, ())) < TOPICS_LIMIT:
-            self._add(client_id, topic)
+        named = self._topics.setdefault(sender, {})
+        self._topics.move_to_end(sender)
+        if topic in named or len(named) >= TOPICS_LIMIT:
+            return
+        self._known = None
+        self._names += 1
+        named[topic] = None
+        self._senders.setdefault(topic, OrderedDict())[sender] = None
+        while len(self._topics) > CLIENTS_LIMIT or self._names > NAMES_LIMIT:
+            self._forget(next(iter(self._topics)))
 
     def changed(self) -> None:
         """A stream was opened or has ended."""
         self._known = None
 
     def topics(self) -> frozenset[str]:
-        """What the clients that are connected now publish to."""
-        if self._known is None:
-            here = (topics for one, topics in self._topics.items() if self._streams_of(one))
-            self._known = frozenset(topic for topics in here for topic in topics)
+        """What the clients that are connected now publish to, and may."""
+        version = self._rights.version
+        if self._known is None or self._rights_version != version:
+            self._rights_version = version
+            self._known = frozenset(
+                topic
+                for sender, topics in self._topics.items()
+                for topic in topics
+                if self._stream_for(sender, topic) is not None
+            )
         return self._known
+
+    def _stream_for(self, sender: Sender, topic: str) -> CommandStream | None:
+        """The newest one whose user may publish to the topic."""
+        for stream in reversed(self._streams_of(sender)):
+            if self._rights.may_publish(stream.user, topic, stream.peer):
+                return stream
+        return None
 
     def send_command(self, topic: str, command: bytes) -> bool:
         """Send it to one that publishes to the topic, each in turn; False when none is here."""
-        clients = self._clients.get(topic, OrderedDict())
-        for client_id in list(clients):
-            clients.move_to_end(client_id)
-            streams = self._streams_of(client_id)
-            if streams:
-                streams[-1].send(command)
+        senders = self._senders.get(topic, OrderedDict())
+        for sender in list(senders):
+            senders.move_to_end(sender)
+            stream = self._stream_for(sender, topic)
+            if stream is not None:
+                stream.send(command)
                 return True
         return False
 
-    def _add(self, client_id: str, topic: str) -> None:
+    def _forget(self, sender: Sender) -> None:
         self._known = None
-        self._topics.setdefault(client_id, {})[topic] = None
-        self._topics.move_to_end(client_id)
-        self._clients.setdefault(topic, OrderedDict())[client_id] = None
-        if len(self._topics) > CLIENTS_LIMIT:
-            self._forget(next(iter(self._topics)))
-
-    def _forget(self, client_id: str) -> None:
-        self._known = None
-        for topic in self._topics.pop(client_id, {}):
-            clients = self._clients[topic]
-            del clients[client_id]
-            if not clients:
-                del self._clients[topic]
+        topics = self._topics.pop(sender)
+        self._names -= len(topics)
+        for topic in topics:
+            senders = self._senders[topic]
+            del senders[sender]
+            if not senders:
+                del self._senders[topic]

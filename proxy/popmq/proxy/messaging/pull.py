@@ -18,6 +18,7 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.messaging.connection_limits import ConnectionLimits
 from popmq.proxy.rpc.convert import (
     OK_ONLY,
     duration_ms,
@@ -35,11 +36,18 @@ BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it 
 
 
 class PullMessage:
-    def __init__(self, brokers: BrokerPorts, routes: MetadataCache, settings: Settings) -> None:
+    def __init__(
+        self,
+        brokers: BrokerPorts,
+        routes: MetadataCache,
+        settings: Settings,
+        limits: ConnectionLimits,
+    ) -> None:
         self._brokers = brokers
         self._routes = routes
         self._settings = settings
-        self._waiting: set[Rpc] = set()
+        self._limits = limits
+        self._waiting: dict[Rpc, str | None] = {}  # the connection of one that may wait
         self._draining = False
 
     def start(self, rpc: Rpc) -> None:
@@ -47,8 +55,11 @@ class PullMessage:
         asked = self._request_of(rpc, request)
         broker, port = port_of_queue(self._brokers, request.message_queue)
         rpc.metrics.pulls += 1
-        self._waiting.add(rpc)
-        rpc.on_cancelled(partial(self._waiting.discard, rpc))
+        connection = rpc.call.peer if asked.poll_ms else None
+        if connection is not None:
+            self._limits.begin_wait(connection)
+        self._waiting[rpc] = connection
+        rpc.on_cancelled(partial(self._over, rpc))
         then = partial(self._answered, rpc, request, broker)
 
         def ask(topic_id: int, group_id: int) -> None:
@@ -64,18 +75,28 @@ class PullMessage:
         """Answer the open pulls with nothing, and later ones at once."""
         self._draining = True
         for rpc in tuple(self._waiting):
-            self._waiting.discard(rpc)
+            self._over(rpc)
             rpc.cancel_requests()
             request = parse(service.PullMessageRequest, rpc.data)
             rpc.reply(*_nothing(request.offset))
 
+    def _over(self, rpc: Rpc) -> None:
+        connection = self._waiting.pop(rpc, None)
+        if connection is not None:
+            self._limits.end_wait(connection)
+
     def _request_of(self, rpc: Rpc, request: service.PullMessageRequest) -> wire.PullRequest:
-        queue, limits, wanted = request.message_queue, self._settings.pop, request.filter_expression
+        queue, limits, requested = (
+            request.message_queue,
+            self._settings.pop,
+            request.filter_expression,
+        )
         topic, group = name_of(queue.topic), name_of(request.group)
         check_readable_topic_name(topic)
         check_group_name(group)
         asked = request.HasField("long_polling_timeout")
-        filter_type, expression = filter_of(wanted.type, wanted.expression)
+        filter_type, expression = filter_of(requested.type, requested.expression)
+        self._limits.check_filter(rpc.call.peer, filter_type, expression)
         return wire.PullRequest(
             topic=topic,
             group=group,
@@ -95,7 +116,7 @@ class PullMessage:
     def _answered(
         self, rpc: Rpc, request: service.PullMessageRequest, broker: str, answer: Answer
     ) -> None:
-        self._waiting.discard(rpc)
+        self._over(rpc)
         if isinstance(answer, PopmqError):
             raise answer
         reply = read_reply(wire.PullReply, answer)
@@ -109,7 +130,7 @@ class PullMessage:
             return
         rpc.metrics.pulled += len(reply.messages)
         store_host, queue_id = broker.encode(), request.message_queue.id
-        parts = (pulled_part(one, queue_id, store_host) for one in reply.messages)
+        parts = (pulled_part(message, queue_id, store_host) for message in reply.messages)
         rpc.reply(OK_ONLY, *parts, _offset_part(reply.next_offset))
 
 
@@ -252,8 +273,8 @@ def _wall_ms(request: service.QueryOffsetRequest) -> int:
     return whole_ms + (request.timestamp.nanos % 1_000_000 > 0)
 
 
-def _status_part(found: pb.Status) -> bytes:
-    return service.PullMessageResponse(status=found).SerializeToString()
+def _status_part(found_status: pb.Status) -> bytes:
+    return service.PullMessageResponse(status=found_status).SerializeToString()
 
 
 def _offset_part(next_offset: int) -> bytes:
@@ -269,13 +290,15 @@ _SYSTEM_PROPERTIES = pb.Message.SYSTEM_PROPERTIES_FIELD_NUMBER
 _MESSAGE = service.PullMessageResponse.MESSAGE_FIELD_NUMBER
 
 
-def pulled_part(one: wire.PulledMessage, queue_id: int, store_host: bytes) -> bytes:
+def pulled_part(pulled_message: wire.PulledMessage, queue_id: int, store_host: bytes) -> bytes:
     """PullMessageResponse{message}: head + one field of stored and own properties (D5)."""
-    seconds, ms = divmod(one.stored_ms, 1000)
+    seconds, ms = divmod(pulled_message.stored_ms, 1000)
     own = pb.SystemProperties(
         store_timestamp=Timestamp(seconds=seconds, nanos=ms * 1_000_000),
         store_host=store_host.decode(),
         queue_id=queue_id,
-        queue_offset=one.queue_offset,
+        queue_offset=pulled_message.queue_offset,
     ).SerializeToString()
-    return chunk(_MESSAGE, one.head + chunk(_SYSTEM_PROPERTIES, one.properties + own))
+    return chunk(
+        _MESSAGE, pulled_message.head + chunk(_SYSTEM_PROPERTIES, pulled_message.properties + own)
+    )

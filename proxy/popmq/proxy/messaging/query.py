@@ -11,8 +11,6 @@ from functools import partial
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.settings.settings import parse_address
 from popmq.common.topics import (
-    GroupType,
-    MessageType,
     Permission,
     SubscriptionGroup,
     TopicConfig,
@@ -50,7 +48,7 @@ class EndpointChooser:
         if self._advertised is not None:
             return endpoints([self._advertised])
         if asked.addresses:
-            return endpoints([(one.host, one.port) for one in asked.addresses])
+            return endpoints([(address.host, address.port) for address in asked.addresses])
         host, port = self.listening
         return endpoints([("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)])
 
@@ -68,8 +66,8 @@ def endpoints(addresses: Sequence[tuple[str, int]]) -> pb.Endpoints:
         scheme = pb.AddressScheme.IPv6
     else:
         addresses = addresses[:1]
-    found = [pb.Address(host=host, port=port) for host, port in addresses]
-    return pb.Endpoints(scheme=scheme, addresses=found)
+    found_addresses = [pb.Address(host=host, port=port) for host, port in addresses]
+    return pb.Endpoints(scheme=scheme, addresses=found_addresses)
 
 
 class RouteQueries:
@@ -119,9 +117,8 @@ class RouteQueries:
         group: SubscriptionGroup | PopmqError,
     ) -> None:
         """Every consumer of a group gets the same list: brokers share the messages out (POP)."""
-        fifo = not isinstance(group, PopmqError) and group.type is GroupType.FIFO
-        fifo = fifo and topic.type is not MessageType.LITE
-        queues = range(topic.queues) if fifo else (ANY_QUEUE,)
+        each = not isinstance(group, PopmqError) and topic.kind.receives_by_queue(group)
+        queues = range(topic.queues) if each else (ANY_QUEUE,)
         reply = service.QueryAssignmentResponse(status=ok())
         for broker in self._known_brokers():
             for queue in queues:

@@ -3,6 +3,7 @@
 Official clients take MESSAGE_NOT_FOUND for a success, so no refusal here has that code.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from popmq.common.errors import Code, Refused
@@ -27,32 +28,41 @@ class RecallMessage:
 
     def start(self, rpc: Rpc) -> None:
         request = parse(service.RecallMessageRequest, rpc.data)
-        topic = name_of(request.topic)
+
+        def done(message_id: str) -> None:
+            reply = service.RecallMessageResponse(status=ok(), message_id=message_id)
+            rpc.reply(reply.SerializeToString())
+
+        self.recall(rpc, name_of(request.topic), request.recall_handle, done)
+
+    def recall(self, rpc: Rpc, topic: str, text: str, done: Callable[[str], None]) -> None:
+        """`done` gets the id of the message that is never delivered."""
         check_topic_name(topic)
-        handle = RecallHandle.decode(request.recall_handle)
+        handle = RecallHandle.decode(text)
         if handle.topic != topic:
             raise Refused(
                 Code.BAD_REQUEST,
                 f"the recall handle is of topic {handle.topic!r}, not of {topic!r}",
             )
-        self._routes.topic(topic, rpc.guard(partial(self._topic_known, rpc, handle)))
+        self._routes.topic(topic, rpc.guard(partial(self._topic_known, rpc, handle, done)))
 
-    def _topic_known(self, rpc: Rpc, handle: RecallHandle, topic: TopicConfig) -> None:
+    def _topic_known(
+        self, rpc: Rpc, handle: RecallHandle, done: Callable[[str], None], topic: TopicConfig
+    ) -> None:
         if not topic.type.accepts(MessageType.DELAY):
             raise Refused(
                 Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
                 f"topic {topic.name} takes {topic.type.name} messages: none of them is delayed",
             )
-        then = partial(_answered, rpc, handle)
+        then = partial(_answered, handle, done)
         RecallFanOut(self._brokers, rpc, handle, then).start()
 
 
-def _answered(rpc: Rpc, handle: RecallHandle, outcome: str) -> None:
+def _answered(handle: RecallHandle, done: Callable[[str], None], outcome: str) -> None:
     message = f"message {handle.message_id} of topic {handle.topic}"
     match outcome:
         case RecallResult.DONE:
-            done = service.RecallMessageResponse(status=ok(), message_id=handle.message_id)
-            rpc.reply(done.SerializeToString())
+            done(handle.message_id)
         case RecallResult.ALREADY_VISIBLE:
             raise Refused(
                 Code.ILLEGAL_DELIVERY_TIME,

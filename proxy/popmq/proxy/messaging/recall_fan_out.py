@@ -1,4 +1,4 @@
-"""RecallFanOut: whom a recall is put to, when timers may have moved from group to group.
+"""RecallFanOut: which broker groups a recall asks, when timers may have moved from group to group.
 
 The group that the handle names is asked first.  It names those that took timers of it while it was
 drained, and they are asked too, and so on; each group once.  When a named group is not known now,
@@ -51,7 +51,11 @@ class RecallFanOut:
         self._ask_next()
 
     def _ask_next(self) -> None:
-        asks = [one for one in reachable_first(self._brokers, self._asks) if one not in self._asked]
+        asks = [
+            broker
+            for broker in reachable_first(self._brokers, self._asks)
+            if broker not in self._asked
+        ]
         if not asks:
             self._finish()
             return
@@ -74,10 +78,10 @@ class RecallFanOut:
             join_recall(self._found, reply)
             self._asks += reply.moved_to
             known = self._brokers.names()
-            absent = [one for one in reply.moved_to if one not in known]
+            absent = [broker for broker in reply.moved_to if broker not in known]
             if absent:
                 self._absent = self._absent or absent[0]
-                self._asks = [one for one in (*self._asks, *known) if one in known]
+                self._asks = [broker for broker in (*self._asks, *known) if broker in known]
         self._ask_next()
 
     def _finish(self) -> None:

@@ -5,21 +5,23 @@ the queue's number is ignored: a receive serves all queues of the topic, at ever
 beginning with the one that is named (`messaging/pop_with_notify.py`).
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from popmq.common.clock import Clock
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import (
+    ChangeRequest,
     Kind,
     PopReply,
     PopRequest,
     decode_pop_reply,
+    encode_change,
     encode_pop,
 )
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import (
-    MessageType,
     SubscriptionGroup,
     TopicConfig,
     check_group_name,
@@ -28,6 +30,7 @@ from popmq.common.topics import (
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
 from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.messaging.connection_limits import ConnectionLimits
 from popmq.proxy.messaging.pop_with_notify import (
     BROKER_RESERVE_MS,
     Popped,
@@ -56,16 +59,28 @@ from popmq.proxy.rpc.validate import (
 _Place = tuple[str, str, str]
 
 
+def _call_later(seconds: float, then: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(seconds, then)
+
+
 class ReceiveMessage:
     def __init__(
-        self, brokers: BrokerPorts, routes: MetadataCache, settings: Settings, clock: Clock
+        self,
+        brokers: BrokerPorts,
+        routes: MetadataCache,
+        settings: Settings,
+        clock: Clock,
+        limits: ConnectionLimits,
+        later: Callable[[float, Callable[[], None]], object] = _call_later,
     ) -> None:
+        self._later = later
         self._brokers = brokers
         self._routes = routes
         self._settings = settings
         self._clock = clock
+        self._limits = limits
         self._turn = 0
-        self._waiting: set[Rpc] = set()
+        self._waiting: dict[Rpc, str | None] = {}  # the connection of one that may wait
         self._polls: dict[_Place, PopWithNotifySet] = {}
         self._draining = False
 
@@ -74,7 +89,7 @@ class ReceiveMessage:
         pop = self._pop_of(rpc, request)
         rpc.metrics.receives += 1
         rpc.metrics.long_polling += pop.poll_ms > 0
-        self._wait(rpc)
+        self._wait(rpc, polls=pop.poll_ms > 0)
         try:
             self._ask(rpc, pop, self._choices(request.message_queue.broker.name))
         except PopmqError:
@@ -96,13 +111,18 @@ class ReceiveMessage:
             rpc.cancel_requests()
             rpc.reply(*receive_parts((), store_host=b"", now_ms=self._clock.wall_ms()))
 
-    def _wait(self, rpc: Rpc) -> None:
-        self._waiting.add(rpc)
+    def _wait(self, rpc: Rpc, *, polls: bool) -> None:
+        connection = rpc.call.peer if polls else None
+        if connection is not None:
+            self._limits.begin_wait(connection)
+        self._waiting[rpc] = connection
         rpc.metrics.waiting_receives = len(self._waiting)
         rpc.on_cancelled(partial(self._over, rpc))
 
     def _over(self, rpc: Rpc) -> None:
-        self._waiting.discard(rpc)
+        connection = self._waiting.pop(rpc, None)
+        if connection is not None:
+            self._limits.end_wait(connection)
         rpc.metrics.waiting_receives = len(self._waiting)
 
     def refuse(self, _request: bytes, error: PopmqError) -> Sequence[bytes]:
@@ -117,8 +137,9 @@ class ReceiveMessage:
         limits = self._settings.pop
         asked = request.HasField("long_polling_timeout")
         invisible = request.HasField("invisible_duration")
-        wanted = request.filter_expression
-        filter_type, expression = filter_of(wanted.type, wanted.expression)
+        requested = request.filter_expression
+        filter_type, expression = filter_of(requested.type, requested.expression)
+        self._limits.check_filter(rpc.call.peer, filter_type, expression)
         return PopRequest(
             topic=topic,
             group=group,
@@ -142,14 +163,14 @@ class ReceiveMessage:
             reply_bytes=limits.reply_bytes,
         )
 
-    def _choices(self, wanted: str) -> Sequence[str]:
+    def _choices(self, requested: str) -> Sequence[str]:
         """All brokers, beginning with the one that was named; without one each call begins with
         the next.  Those without a master come last."""
         names = self._brokers.names()
         if not names:
             raise Unavailable("no broker is known yet")
         self._turn += 1
-        first = names.index(wanted) if wanted in names else self._turn % len(names)
+        first = names.index(requested) if requested in names else self._turn % len(names)
         return reachable_first(self._brokers, (*names[first:], *names[:first]))
 
     def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
@@ -199,11 +220,11 @@ class ReceiveMessage:
             popped = _popped(answer)
             seen = [*answers, (name, popped)]
             if isinstance(popped, PopReply) and popped.deliveries:
-                self._end(rpc, [(name, popped)])
+                self._end(rpc, pop, [(name, popped)])
             elif len(seen) < len(names):
                 self._look_at(rpc, pop, names, seen)
             else:
-                self._end(rpc, seen)
+                self._end(rpc, pop, seen)
 
         if not self._brokers.has_master(name):
             answered(Unavailable(f"broker {name} has no master now"))
@@ -218,25 +239,25 @@ class ReceiveMessage:
 
     def _wait_at(self, rpc: Rpc, pop: PopRequest, name: str) -> None:
         """At the only broker group."""
-        then = partial(self._answered, rpc, name)
+        then = partial(self._answered, rpc, pop, name)
         timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
         rpc.send_request(self._brokers.port(name), Kind.POP, encode_pop(pop), timeout_ms, then)
 
-    def _answered(self, rpc: Rpc, name: str, answer: Answer) -> None:
-        self._end(rpc, [(name, _popped(answer))])
+    def _answered(self, rpc: Rpc, pop: PopRequest, name: str, answer: Answer) -> None:
+        self._end(rpc, pop, [(name, _popped(answer))])
 
     def _poll(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
         """Wait at every broker group that has a master, or at one while many wait."""
         names = [name for name in names if self._brokers.has_master(name)] or names[:1]
         topic = self._routes.known_topic(pop.topic)
-        lite = topic is not None and topic.type is MessageType.LITE
-        place = (pop.topic, pop.group, pop.client_id if lite else "")
+        alone = topic is not None and topic.kind.waits_by_client
+        place = (pop.topic, pop.group, pop.client_id if alone else "")
         limit = self._settings.poll.switch_poll_limit
         polls = self._polls.setdefault(place, PopWithNotifySet(limit))
 
         def ended(name: str, popped: Popped) -> None:
             self._poll_over(place, rpc)
-            self._end(rpc, [(name, popped)])
+            self._end(rpc, pop, [(name, popped)])
 
         rpc.on_cancelled(partial(self._poll_over, place, rpc))
         polls.start(rpc, PopWithNotify(rpc, pop, names, self._brokers, self._clock, ended))
@@ -249,18 +270,36 @@ class ReceiveMessage:
         if not polls:
             self._polls.pop(place, None)
 
-    def _end(self, rpc: Rpc, answers: Sequence[tuple[str, Popped]]) -> None:
+    def _end(self, rpc: Rpc, pop: PopRequest, answers: Sequence[tuple[str, Popped]]) -> None:
         """With the first answer that is no refusal, if there is one."""
         self._over(rpc)
-        self._deliver(rpc, *min(answers, key=_is_refusal))
+        self._deliver(rpc, pop, *min(answers, key=_is_refusal))
 
-    def _deliver(self, rpc: Rpc, broker: str, reply: Popped) -> None:
+    def _deliver(self, rpc: Rpc, pop: PopRequest, broker: str, reply: Popped) -> None:
         if isinstance(reply, PopmqError):
             raise reply
+        if pop.auto_renew and reply.deliveries:
+            handles = [delivery.handle for delivery in reply.deliveries]
+            rpc.call.on_unread(partial(self._end_renewal, pop, broker, handles))
         rpc.metrics.received += len(reply.deliveries)
         # The broker's time of the pop: the reply left when the check point was durable.
         popped_ms = reply.popped_ms or self._clock.wall_ms()
         rpc.reply(*receive_parts(reply.deliveries, store_host=broker.encode(), now_ms=popped_ms))
+
+    def _end_renewal(self, pop: PopRequest, broker: str, handles: Sequence[bytes]) -> None:
+        """The client lives and may not have these deliveries: they end by the invisible time.
+
+        One that was acked until then stays acked: the change of its duration is refused.
+        """
+
+        def change() -> None:
+            for handle in handles:
+                body = encode_change(ChangeRequest(pop.topic, pop.group, handle, 0, pop.group_id))
+                port.request(Kind.CHANGE, body, BROKER_RESERVE_MS, lambda _: None)
+
+        port = self._brokers.port(broker)
+        invisible_ms = pop.invisible_ms or self._settings.pop.invisible_default_ms
+        self._later(invisible_ms / 1_000, change)
 
 
 def _popped(answer: Answer) -> Popped:

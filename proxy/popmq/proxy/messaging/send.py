@@ -7,10 +7,11 @@ lite topic.  A message with a
 delivery time comes back with a recall handle, unless it is visible at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from popmq.common.address import host_of
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.loop_iteration import CallSoon, at_once
@@ -21,7 +22,6 @@ from popmq.common.protocol.messaging_payloads import (
     decode_put_reply,
     encode_put_head,
     id_tail,
-    plain_put_entry,
     put_entry,
 )
 from popmq.common.record.message import tag_hash
@@ -32,14 +32,12 @@ from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.brokers.request_batcher import RequestBatcher
 from popmq.proxy.messaging.delay import deadline_of, delay_of
-from popmq.proxy.messaging.fast_path_send import FastPathMessage, read_plain
 from popmq.proxy.messaging.placement import choose_queue
-from popmq.proxy.messaging.publishers import Publishers
+from popmq.proxy.messaging.publishers import Publishers, Sender
 from popmq.proxy.messaging.send_batch import SendBatch, send_reply
 from popmq.proxy.rpc.convert import (
     SentMessage,
     sent_messages,
-    single_sent_ok,
     status_only,
 )
 from popmq.proxy.rpc.rpc import Rpc
@@ -77,7 +75,7 @@ class SendMessage:
         soon: CallSoon = at_once,
     ) -> None:
         self._brokers = brokers
-        self._puts = RequestBatcher(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
+        self.puts = RequestBatcher(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
         self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
@@ -85,74 +83,56 @@ class SendMessage:
         self._auto_create = settings.topic.auto_create
         self._clock = clock
 
-    def start(self, rpc: Rpc) -> None:
-        now_ms = self._clock.wall_ms()
-        plain = read_plain(rpc.data, self._limits, rpc.call.peer, now_ms)
-        if plain is None or not self._put_plain(rpc, plain):
-            self._start(rpc)
-
-    def _put_plain(self, rpc: Rpc, plain: FastPathMessage) -> bool:
-        """Put it, if nothing stands in the way; False: what does is for the long way to say."""
-        topic = self._routes.known_topic(plain.topic)
-        if topic is None or not topic.writable or not topic.type.accepts(plain.kind):
-            return False
-        brokers = self._brokers.names()
-        key = plain.group or plain.message_id.decode()
-        single = len(brokers) == 1 and not plain.group
-        places = brokers if single else self._places(topic, plain.group, brokers)
-        if not places:
-            return False
-        broker, queue = choose_queue(key, places, topic.queues)
-        if not single and not self._brokers.has_master(broker):
-            return False
-        port, timeout_ms = self._brokers.port(broker), rpc.timeout_ms()
-        entry = plain_put_entry(
-            plain.kind,
-            queue,
-            plain.tag_hash,
-            plain.message_id,
-            plain.head,
-            plain.properties,
-        )
-        then = partial(self._plain_stored, rpc, plain, topic, broker)
-        tail = id_tail(topic.id)
-        self._puts.add(rpc, port, self._head(topic), timeout_ms, (entry,), then, tail)
-        return True
-
-    def _plain_stored(
+    def put(
         self,
         rpc: Rpc,
-        plain: FastPathMessage,
         topic: TopicConfig,
         broker: str,
-        answer: Results,
+        entries: Sequence[PutEntry],
+        then: Callable[[Sequence[PutResult]], None],
+    ) -> None:
+        """Store checked messages at that broker group and no other: their client placed them."""
+
+        def answered(answer: Results, _at_once: bool) -> None:
+            if isinstance(answer, PopmqError):
+                if answer.code in (Code.TOPIC_NOT_FOUND, Code.OTHER_INCARNATION):
+                    self._routes.forget_topic(topic.name)
+                raise answer
+            rpc.metrics.sends += sum(result.code == Code.OK for result in answer)
+            then(answer)
+
+        port, timeout_ms = self._brokers.port(broker), rpc.timeout_ms()
+        if not self._brokers.has_master(broker):
+            raise Unavailable(f"broker {broker} has no master now")
+        head, tail = self.head(topic), id_tail(topic.id)
+        parts = [put_entry(entry) for entry in entries]
+        self.puts.add(rpc, port, head, timeout_ms, parts, answered, tail)
+
+    def settle_one(
+        self,
+        rpc: Rpc,
+        topic: TopicConfig,
+        broker: str,
+        result: PutResult | PopmqError,
         at_once: bool,
     ) -> None:
-        result: PutResult | PopmqError
-        if isinstance(answer, PopmqError):
-            if at_once and answer.code is Code.HA_NOT_AVAILABLE and len(self._brokers.names()) > 1:
-                self._start(rpc)  # nothing was sent, and there is somewhere else to go
-                return
-            if answer.code is Code.OTHER_INCARNATION:
-                self._routes.forget_topic(topic.name)
-                self._start(rpc)
-                return
-            if answer.code is Code.TOPIC_NOT_FOUND:
-                self._routes.forget_topic(topic.name)
-            result = answer
+        """What came of the one message of a call that its lane had placed."""
+        sent = sent_messages(rpc.data)
+        batch = SendBatch(rpc, topic, sent)
+        if not isinstance(result, PopmqError):
+            batch.settle(0, result, broker)
+            return
+        brokers = tuple(self._brokers.names())
+        outcome = self._checked(0, sent[0], topic, brokers, rpc.call.peer)
+        if isinstance(outcome, PopmqError):
+            batch.settle(0, outcome)
         else:
-            (result,) = answer
-            # A message that was sent before as another type gets that one's receipt.
-            if result.code == Code.OK and not (result.message or result.due_ms):
-                rpc.metrics.sends += 1
-                rpc.reply(single_sent_ok(plain.message_id, result))
-                return
-        SendBatch(rpc, topic, sent_messages(rpc.data)).settle(0, result, broker)
+            self._answered(batch, broker, (outcome,), brokers, topic.id, result, at_once)
 
-    def _head(self, topic: TopicConfig) -> bytes:
+    def head(self, topic: TopicConfig) -> bytes:
         return encode_put_head(topic.name, self._auto_create)
 
-    def _start(self, rpc: Rpc) -> None:
+    def start(self, rpc: Rpc) -> None:
         sent = sent_messages(rpc.data)
         topic = _one_topic(sent)
         check_topic_name(topic)
@@ -164,11 +144,15 @@ class SendMessage:
         check_writable(topic)
         brokers = tuple(self._brokers.names())
         outcomes = [
-            self._checked(index, one, topic, brokers, rpc.call.peer)
-            for index, one in enumerate(sent)
+            self._checked(index, message, topic, brokers, rpc.call.peer)
+            for index, message in enumerate(sent)
         ]
-        refused = [(i, one) for i, one in enumerate(outcomes) if isinstance(one, PopmqError)]
-        conflict = any(one.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE for _, one in refused)
+        refused = [
+            (i, outcome) for i, outcome in enumerate(outcomes) if isinstance(outcome, PopmqError)
+        ]
+        conflict = any(
+            error.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE for _, error in refused
+        )
         if conflict and not asked_again:
             # The topic may have been altered since it was described.
             self._routes.forget_topic(topic.name)
@@ -177,39 +161,39 @@ class SendMessage:
         batch = SendBatch(rpc, topic, sent)
         for index, error in refused:
             batch.settle(index, error)
-        placed = [one for one in outcomes if isinstance(one, _Placed)]
-        if any(one.entry.type == MessageType.TRANSACTION for one in placed):
-            self._publishers.add_topic(rpc.client_id, topic.name)
+        placed = [outcome for outcome in outcomes if isinstance(outcome, _Placed)]
+        if any(placed_message.entry.type == MessageType.TRANSACTION for placed_message in placed):
+            self._publishers.add_topic(Sender(rpc.client_id, host_of(rpc.call.peer)), topic.name)
         self._dispatch(batch, placed, brokers)
 
     def _checked(
         self,
         index: int,
-        one: SentMessage,
+        message: SentMessage,
         topic: TopicConfig,
         brokers: Sequence[str],
         peer: str,
     ) -> _Placed | PopmqError:
         try:
-            return self._place(index, one, topic, brokers, peer)
+            return self._place(index, message, topic, brokers, peer)
         except PopmqError as error:
             return error
 
     def _place(
         self,
         index: int,
-        one: SentMessage,
+        message: SentMessage,
         topic: TopicConfig,
         brokers: Sequence[str],
         peer: str,
     ) -> _Placed:
-        facts = one.facts()
+        facts = message.facts()
         now_ms = self._clock.wall_ms()
         check_message(facts, self._limits)
         kind = check_type(facts, topic)
         delay = delay_of(facts, self._timer_limits, now_ms=now_ms)
         deadline_ms = deadline_of(facts, delay, now_ms=now_ms)
-        head, properties = one.slices(kind, peer=peer, now_ms=now_ms)
+        head, properties = message.slices(kind, peer=peer, now_ms=now_ms)
         due_ms = delay.due_ms
         if deadline_ms:
             properties = with_deadline(properties, deadline_ms)
@@ -219,7 +203,7 @@ class SendMessage:
             raise Unavailable("no broker is known yet")
         stays = facts.message_group or facts.lite_topic
         key = stays or facts.message_id
-        places = self._places(topic, stays, brokers)
+        places = self.places(topic, stays, brokers)
         broker, queue = choose_queue(key, places, topic.queues)
         if kind is MessageType.PRIORITY:
             queue = min(facts.priority, topic.queues - 1)
@@ -235,7 +219,7 @@ class SendMessage:
         )
         return _Placed(index, key, entry, broker, not stays)
 
-    def _places(self, topic: TopicConfig, group: str, brokers: Sequence[str]) -> Sequence[str]:
+    def places(self, topic: TopicConfig, group: str, brokers: Sequence[str]) -> Sequence[str]:
         """The broker groups that the message is placed over; `brokers` are those known now.
 
         Message groups and lite topics are placed over the topic's own list, also over groups of it
@@ -252,8 +236,8 @@ class SendMessage:
         self, batch: SendBatch, placed: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
         by_broker: dict[str, list[_Placed]] = {}
-        for one in placed:
-            by_broker.setdefault(one.broker, []).append(one)
+        for placed_message in placed:
+            by_broker.setdefault(placed_message.broker, []).append(placed_message)
         for broker, group in by_broker.items():
             for part in _parts(group):
                 self._ask(batch, broker, part, brokers)
@@ -267,29 +251,38 @@ class SendMessage:
             if not part:
                 return
 
-        placed_for = batch.topic.id
-
-        def answered(answer: Results, at_once: bool) -> None:
-            if isinstance(answer, PopmqError) and answer.code is Code.OTHER_INCARNATION:
-                self._place_again(batch, part, placed_for)
-                return
-            away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
-            if at_once and away:
-                assert isinstance(answer, PopmqError)
-                self._elsewhere(batch, answer, part, others)
-            else:
-                self._stored(batch, part, answer)
-
+        answered = partial(self._answered, batch, broker, part, brokers, batch.topic.id)
         try:
             port = self._brokers.awaited_port(broker)
             timeout_ms = batch.rpc.timeout_ms()
         except PopmqError as error:
             answered(error, True)
             return
-        entries = [put_entry(one.entry) for one in part]
+        entries = [put_entry(placed_message.entry) for placed_message in part]
         topic = batch.topic
-        head, tail = self._head(topic), id_tail(topic.id)
-        self._puts.add(batch.rpc, port, head, timeout_ms, entries, answered, tail)
+        head, tail = self.head(topic), id_tail(topic.id)
+        self.puts.add(batch.rpc, port, head, timeout_ms, entries, answered, tail)
+
+    def _answered(
+        self,
+        batch: SendBatch,
+        broker: str,
+        part: Sequence[_Placed],
+        brokers: Sequence[str],
+        placed_for: int,
+        answer: Results,
+        at_once: bool,
+    ) -> None:
+        """What the broker said of messages that were placed there, over those `brokers`, for the
+        topic of that id."""
+        if not isinstance(answer, PopmqError):
+            self._stored(batch, part, answer)
+        elif answer.code is Code.OTHER_INCARNATION:
+            self._place_again(batch, part, placed_for)
+        elif at_once and answer.code is Code.HA_NOT_AVAILABLE:
+            self._elsewhere(batch, answer, part, [name for name in brokers if name != broker])
+        else:
+            self._stored(batch, part, answer)
 
     def _place_again(self, batch: SendBatch, part: Sequence[_Placed], placed_for: int) -> None:
         """The topic was deleted and made again: place these for the new one."""
@@ -304,12 +297,16 @@ class SendMessage:
             batch.topic = topic
             brokers = tuple(self._brokers.names())
             placed: list[_Placed] = []
-            for one in part:
+            for placed_message in part:
                 outcome = self._checked(
-                    one.number, batch.sent[one.number], topic, brokers, rpc.call.peer
+                    placed_message.number,
+                    batch.sent[placed_message.number],
+                    topic,
+                    brokers,
+                    rpc.call.peer,
                 )
                 if isinstance(outcome, PopmqError):
-                    batch.settle(one.number, outcome)
+                    batch.settle(placed_message.number, outcome)
                 else:
                     placed.append(outcome)
             self._dispatch(batch, placed, brokers)
@@ -323,38 +320,43 @@ class SendMessage:
     ) -> Sequence[_Placed]:
         """Send elsewhere what may go there; the rest waits for this broker's next master."""
         error = Unavailable(f"broker {broker} has no master now")
-        self._elsewhere(batch, error, [one for one in part if one.movable], others)
-        return [one for one in part if not one.movable]
+        self._elsewhere(
+            batch,
+            error,
+            [placed_message for placed_message in part if placed_message.movable],
+            others,
+        )
+        return [placed_message for placed_message in part if not placed_message.movable]
 
     def _elsewhere(
         self, batch: SendBatch, error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
         moved: list[_Placed] = []
-        for one in part:
-            if not one.movable or not brokers:
-                batch.settle(one.number, error)
+        for placed_message in part:
+            if not placed_message.movable or not brokers:
+                batch.settle(placed_message.number, error)
                 continue
-            broker, queue = choose_queue(one.key, brokers, batch.topic.queues)
-            if one.entry.type == MessageType.PRIORITY:
-                queue = one.entry.queue_id
-            moved.append(_moved(one, broker, queue))
+            broker, queue = choose_queue(placed_message.key, brokers, batch.topic.queues)
+            if placed_message.entry.type == MessageType.PRIORITY:
+                queue = placed_message.entry.queue_id
+            moved.append(_moved(placed_message, broker, queue))
         self._dispatch(batch, moved, brokers)
 
     def _stored(self, batch: SendBatch, part: Sequence[_Placed], answer: Results) -> None:
         if isinstance(answer, PopmqError):
             if answer.code is Code.TOPIC_NOT_FOUND:
                 self._routes.forget_topic(batch.topic.name)
-            for one in part:
-                batch.settle(one.number, answer)
+            for placed_message in part:
+                batch.settle(placed_message.number, answer)
             return
-        for one, result in zip(part, answer, strict=True):
-            batch.settle(one.number, result, one.broker)
+        for placed_message, result in zip(part, answer, strict=True):
+            batch.settle(placed_message.number, result, placed_message.broker)
 
 
 def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
     """Every message of the request is refused alike; clients read the entries too."""
     try:
-        ids = [one.message_id for one in sent_messages(request)]
+        ids = [message.message_id for message in sent_messages(request)]
     except PopmqError:
         ids = []
     if not ids:
@@ -368,7 +370,7 @@ def _one_topic(sent: Sequence[SentMessage]) -> str:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
     if len(sent) == 1:
         return sent[0].topic
-    topics = sorted({one.topic for one in sent})
+    topics = sorted({message.topic for message in sent})
     if len(topics) > 1:
         raise Refused(
             Code.MESSAGE_CORRUPTED,
@@ -378,21 +380,21 @@ def _one_topic(sent: Sequence[SentMessage]) -> str:
     return topics[0]
 
 
-def _moved(one: _Placed, broker: str, queue: int) -> _Placed:
-    there = one.entry._replace(queue_id=queue)
-    return _Placed(one.number, one.key, there, broker, one.movable)
+def _moved(placed_message: _Placed, broker: str, queue: int) -> _Placed:
+    there = placed_message.entry._replace(queue_id=queue)
+    return _Placed(placed_message.number, placed_message.key, there, broker, placed_message.movable)
 
 
 def _parts(group: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
     """The messages for one broker in their order, in requests that fit a frame."""
     part: list[_Placed] = []
     size = 0
-    for one in group:
-        own = len(one.entry.head) + len(one.entry.properties)
+    for placed_message in group:
+        own = len(placed_message.entry.head) + len(placed_message.entry.properties)
         if part and (size + own > MAX_PUT_BYTES or len(part) >= MAX_PUT_ENTRIES):
             yield part
             part, size = [], 0
-        part.append(one)
+        part.append(placed_message)
         size += own
     if part:
         yield part

@@ -39,17 +39,17 @@ class SendBatch:
             self._handles[index] = handle.encode()
         self._missing -= 1
         if not self._missing:
-            results = [one for one in self._results if one is not None]
-            ids = [one.message_id for one in self.sent]
+            results = [entry for entry in self._results if entry is not None]
+            ids = [message.message_id for message in self.sent]
             self.rpc.reply(send_reply(results, ids, self._handles))
 
 
 def send_reply(
     results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
 ) -> bytes:
-    if all(one.code == Code.OK for one in results):
+    if all(result.code == Code.OK for result in results):
         return sent_ok(results, message_ids, recall_handles)
-    code = common_code([one.code for one in results])
+    code = common_code([result.code for result in results])
     first = results[0]
     text = first.message if first.code == code else "the messages fared differently"
     reply = service.SendMessageResponse(

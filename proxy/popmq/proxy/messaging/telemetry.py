@@ -10,21 +10,26 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from popmq.common.address import host_of
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
+from popmq.common.quantities import KIB, MIB
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import SubscriptionGroup, check_group_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.auth.calls import RevocableCall
 from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.messaging.client_directory import ClientDirectory
 from popmq.proxy.messaging.client_settings import (
     LITE_CONSUMERS,
     consumer_settings,
     is_node,
     producer_settings,
     unknown_group,
+    used_settings,
 )
 from popmq.proxy.messaging.connected_subscriptions import ConnectedClient
-from popmq.proxy.messaging.publishers import Publishers
+from popmq.proxy.messaging.publishers import Publishers, PublishRights, Sender
 from popmq.proxy.rpc.convert import OK_ONLY, name_of, ok, parse, status_only
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.namespaces import NamespaceCall, NamespaceTranslator, namespace_of
@@ -39,18 +44,29 @@ logger = logging.getLogger(__name__)
 SEND_AGAIN_S = 0.5
 SEND_AGAIN_LAST_S = 64.0
 MAX_STREAMS = 100_000
+# What is kept of settings: for one client, and for all.
+CLIENT_KEPT_BYTES, ALL_KEPT_BYTES = 64 * KIB, 64 * MIB
 
 
 class Telemetry:
     """The open streams, by client id; a client may have several."""
 
-    def __init__(self, routes: MetadataCache, settings: Settings, metrics: ProxyMetrics) -> None:
+    def __init__(
+        self,
+        routes: MetadataCache,
+        settings: Settings,
+        metrics: ProxyMetrics,
+        directory: ClientDirectory,
+        rights: PublishRights,
+    ) -> None:
         self.routes = routes
+        self.directory = directory
         self.settings = settings
         self._metrics = metrics
         self._streams: dict[str, list[_Stream]] = {}
         self._draining = False
-        self.publishers = Publishers(self.streams_of)
+        self._kept_bytes = 0
+        self.publishers = Publishers(self._streams_from, rights)
 
     def open(self, call: Call) -> StreamListener:
         client_id = call.metadata.get("x-mq-client-id", "").strip()
@@ -76,12 +92,38 @@ class Telemetry:
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
+    def _streams_from(self, sender: Sender) -> Sequence["_Stream"]:
+        streams = self._streams.get(sender.client_id, ())
+        return [stream for stream in streams if host_of(stream.peer) == sender.host]
+
     def mark_seen(self) -> Iterator[ConnectedClient]:
         """The clients that have a stream here, and what they said last on each."""
         for client_id, streams in list(self._streams.items()):
             for stream in streams:
-                if stream.said is not None:
-                    yield ConnectedClient(client_id, stream.peer, stream.said)
+                if stream.kept:
+                    settings = pb.Settings.FromString(stream.kept)
+                    yield ConnectedClient(client_id, stream.peer, settings)
+
+    def keep(self, stream: "_Stream", settings: bytes) -> bool:
+        """Keep what a client said on this stream instead of what it said there before.
+
+        False: there is no room, and nothing is kept.  Older streams of the client yield first.
+        """
+        self._drop(stream)
+        for other in self.streams_of(stream.client_id):
+            kept = sum(len(stream.kept) for stream in self.streams_of(stream.client_id))
+            if kept + len(settings) <= CLIENT_KEPT_BYTES:
+                break
+            self._drop(other)
+        if self._kept_bytes + len(settings) > ALL_KEPT_BYTES or stream.ended:
+            return False
+        stream.kept = settings
+        self._kept_bytes += len(settings)
+        return True
+
+    def _drop(self, stream: "_Stream") -> None:
+        self._kept_bytes -= len(stream.kept)
+        stream.kept = b""
 
     def has_lite_stream(self, client_id: str) -> bool:
         """Whether it has a stream here, and said that it consumes lite topics."""
@@ -106,6 +148,7 @@ class Telemetry:
 
     def closed(self, stream: "_Stream") -> None:
         """Take a stream out of the table, if it is there."""
+        self._drop(stream)
         streams = self._streams.get(stream.client_id, [])
         if stream in streams:
             streams.remove(stream)
@@ -123,16 +166,17 @@ class _Stream:
     ) -> None:
         self.client_id = client_id
         self._owner = owner
+        self._opened = call
         self._call = call if names is None else NamespaceCall(call, names.outward)
         self._names = names
         self._again: asyncio.TimerHandle | None = None
-        self._ended = False
+        self.ended = False
         self.consumes_lite = False
-        self.said: pb.Settings | None = None  # the newest settings, with whole names
+        self.kept = b""  # the newest settings, with whole names, as far as they are used
         self.peer = call.peer
 
     def message(self, data: bytes) -> None:
-        if self._ended:
+        if self.ended:
             return
         try:
             whole = data if self._names is None else self._names.inward(data)
@@ -142,9 +186,13 @@ class _Stream:
         except PopmqError as error:
             self._finish(GrpcStatus.INVALID_ARGUMENT, str(error))
 
+    @property
+    def user(self) -> str:
+        return self._opened.user if isinstance(self._opened, RevocableCall) else ""
+
     def send(self, command: bytes) -> None:
         """A command of the server's own."""
-        if not self._ended:
+        if not self.ended:
             self._call.send(command)
 
     def half_closed(self) -> None:
@@ -156,18 +204,16 @@ class _Stream:
         self._finish(GrpcStatus.OK)
 
     def end(self) -> None:
-        self._ended = True
+        self.ended = True
         if self._again is not None:
             self._again.cancel()
             self._again = None
         self._owner.closed(self)
 
     def _settings(self, asked: pb.Settings) -> None:
-        self.said = asked
+        self._owner.keep(self, used_settings(asked, CLIENT_KEPT_BYTES))
         match asked.WhichOneof("pub_sub"):
             case "publishing":
-                topics = [topic.name for topic in asked.publishing.topics]
-                self._owner.publishers.set_topics(self.client_id, topics)
                 self._answer(asked, producer_settings(asked, self._owner.settings))
             case "subscription":
                 self._consumer(asked)
@@ -176,6 +222,7 @@ class _Stream:
                     Code.BAD_REQUEST,
                     "there is no publishing or subscription data in settings",
                 )
+        self._owner.directory.on_settings(self.client_id, self._call, asked)
 
     def _consumer(self, asked: pb.Settings) -> None:
         self.consumes_lite = asked.client_type in LITE_CONSUMERS
@@ -198,11 +245,11 @@ class _Stream:
         self._answer(asked, consumer_settings(asked, group, settings))
 
     def _answer(self, asked: pb.Settings, settings: pb.Settings) -> None:
-        if self._ended:
+        if self.ended:
             return
         command = service.TelemetryCommand(status=ok(), settings=settings).SerializeToString()
         self._call.send(command)
-        if is_node(asked):
+        if is_node(asked) and len(command) <= CLIENT_KEPT_BYTES:
             if self._again is not None:
                 self._again.cancel()
             self._send_again(command, SEND_AGAIN_S)
@@ -217,16 +264,18 @@ class _Stream:
         self._again = asyncio.get_running_loop().call_later(after_s, send)
 
     def _finish(self, code: GrpcStatus, detail: str = "") -> None:
-        if not self._ended:
+        if not self.ended:
             self.end()
             self._call.finish(code, detail)
 
 
-def heartbeat(rpc: Rpc) -> None:
+def heartbeat(directory: ClientDirectory, rpc: Rpc) -> None:
     """OK for every client that says what it is, also when its settings were never seen here."""
-    kind = parse(service.HeartbeatRequest, rpc.data).client_type
+    request = parse(service.HeartbeatRequest, rpc.data)
+    kind = request.client_type
     if kind == pb.ClientType.CLIENT_TYPE_UNSPECIFIED or kind not in pb.ClientType.values():
         raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, f"client type {kind} is unknown")
+    directory.on_heartbeat(rpc.client_id, kind, request.group.name)
     rpc.reply(OK_ONLY)
 
 

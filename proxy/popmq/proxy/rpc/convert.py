@@ -168,15 +168,15 @@ def group_of(reply: bytes) -> SubscriptionGroup:
 
 
 def _exponential_of(group: admin_pb2.Group) -> ExponentialBackOff:
-    told = group.exponential
+    back_off = group.exponential
     return ExponentialBackOff(
-        told.initial_ms, told.max_ms, told.multiplier_milli, told.jitter_percent
+        back_off.initial_ms, back_off.max_ms, back_off.multiplier_milli, back_off.jitter_percent
     )
 
 
-def _raise_refusal(found: admin_pb2.Status) -> None:
-    if found.code not in (0, Code.OK):
-        raise Refused(Code(found.code), found.message)
+def _raise_refusal(found_status: admin_pb2.Status) -> None:
+    if found_status.code not in (0, Code.OK):
+        raise Refused(Code(found_status.code), found_status.message)
 
 
 # --- messages on their way in
@@ -248,13 +248,13 @@ def sent_messages(data: bytes) -> list[SentMessage]:
     if len(parsed) == 1 and (start := only_content(data, _MESSAGES)):
         return [SentMessage(parsed[0], data, start, len(data))]
     try:
-        found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == LEN]
+        wire_fields = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == LEN]
     except BadWire as error:
         raise Refused(Code.BAD_REQUEST, f"the request is no SendMessageRequest: {error}") from error
-    assert len(found) == len(parsed), "the scan and protobuf disagree about a request"
+    assert len(wire_fields) == len(parsed), "the scan and protobuf disagree about a request"
     return [
         SentMessage(message, data, field.content, field.end)
-        for message, field in zip(parsed, found, strict=True)
+        for message, field in zip(parsed, wire_fields, strict=True)
     ]
 
 
@@ -294,8 +294,8 @@ def send_entry(
     """RocketMQ gives a transaction id for messages of every type: the message's, if it is no half
     message."""
     if result.code != Code.OK:
-        found = status(result.code, result.message)
-        return service.SendResultEntry(status=found, message_id=message_id)
+        found_status = status(result.code, result.message)
+        return service.SendResultEntry(status=found_status, message_id=message_id)
     return service.SendResultEntry(
         status=ok(),
         message_id=message_id,
@@ -353,9 +353,9 @@ def one_acked_ok(entry: bytes) -> bytes:
     return b"".join((_ONE_ACKED, varint(len(entry) + len(_ACKED_OK)), entry, _ACKED_OK))
 
 
-def delivered_message(one: Delivery, store_host: bytes) -> bytes:
+def delivered_message(delivery: Delivery, store_host: bytes) -> bytes:
     """The Message of a delivery; its system properties are one field (rule of the Node client)."""
-    queue_id, queue_offset, attempt, stored_ms, handle, head, properties = one
+    queue_id, queue_offset, attempt, stored_ms, handle, head, properties = delivery
     stored = timestamp(stored_ms)
     own = b"".join(
         (
@@ -379,14 +379,14 @@ def delivered_message(one: Delivery, store_host: bytes) -> bytes:
     return b"".join((head, _PROPERTIES, varint(len(properties) + len(own)), properties, own))
 
 
-def message_part(one: Delivery, store_host: bytes) -> bytes:
+def message_part(delivery: Delivery, store_host: bytes) -> bytes:
     """ReceiveMessageResponse{message}"""
-    return _MESSAGE + _sized(delivered_message(one, store_host))
+    return _MESSAGE + _sized(delivered_message(delivery, store_host))
 
 
-def status_part(found: pb.Status) -> bytes:
+def status_part(found_status: pb.Status) -> bytes:
     """ReceiveMessageResponse{status}"""
-    return chunk(_STATUS, found.SerializeToString())
+    return chunk(_STATUS, found_status.SerializeToString())
 
 
 def delivery_time_part(now_ms: int) -> bytes:
@@ -403,7 +403,7 @@ def receive_parts(
         return status_part(empty), delivery_time_part(now_ms)
     return (
         OK_ONLY,
-        *(message_part(one, store_host) for one in deliveries),
+        *(message_part(delivery, store_host) for delivery in deliveries),
         delivery_time_part(now_ms),
     )
 

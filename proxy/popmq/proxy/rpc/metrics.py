@@ -28,7 +28,11 @@ class ProxyMetrics:
     acks: int = 0  # entries answered OK
     changes: int = 0  # invisible times changed
     refused: Counter[int] = field(default_factory=Counter)  # by code
+    auth_refused: Counter[str] = field(default_factory=Counter)  # by reason
+    auth_observed: Counter[str] = field(default_factory=Counter)  # would be, with auth.mode on
     transaction_checks: int = 0  # handed to producers
+    admin_changes: Counter[str] = field(default_factory=Counter)  # that were audited, by call
+    foreign_good_byes: int = 0  # NotifyClientTermination from another address than the client's
     lite_notices: int = 0  # lite topics that consumers were told to forget
     open_streams: int = 0  # Telemetry
     waiting_receives: int = 0
@@ -36,6 +40,7 @@ class ProxyMetrics:
     short_polling_hits: int = 0  # those of them that a look at the broker groups answered
     pops_with_notify: int = 0  # those that waited at all broker groups at once
     plain_polls: int = 0  # those that waited at one, beside many others
+    calls_by_path: Counter[tuple[str, str]] = field(default_factory=Counter)  # lanes/call_lane.py
     took: dict[str, Histogram] = field(default_factory=dict)  # by method
 
     def refuse(self, error: PopmqError) -> None:
@@ -56,6 +61,7 @@ def proxy_metrics(counts: ProxyMetrics) -> list[Metric]:
         reading("proxy_acks", counts.acks),
         reading("proxy_changes", counts.changes),
         reading("proxy_transaction_checks", counts.transaction_checks),
+        reading("proxy_foreign_good_byes", counts.foreign_good_byes),
         reading("proxy_lite_notices", counts.lite_notices),
         reading("proxy_open_streams", counts.open_streams),
         reading("proxy_waiting_receives", counts.waiting_receives),
@@ -64,5 +70,18 @@ def proxy_metrics(counts: ProxyMetrics) -> list[Metric]:
         reading("proxy_pop_with_notify", counts.pops_with_notify),
         reading("proxy_plain_polls", counts.plain_polls),
         *(reading("proxy_request_seconds", took, name) for name, took in counts.took.items()),
+        *(
+            reading("proxy_lane_calls", count, *name_and_path)
+            for name_and_path, count in counts.calls_by_path.items()
+        ),
+        *(
+            reading("proxy_admin_changes", count, call)
+            for call, count in counts.admin_changes.items()
+        ),
+        *(reading("proxy_auth_refused", count, why) for why, count in counts.auth_refused.items()),
+        *(
+            reading("proxy_auth_observed", count, why)
+            for why, count in counts.auth_observed.items()
+        ),
         *(reading("proxy_refused", count, str(code)) for code, count in counts.refused.items()),
     ]

@@ -2,7 +2,7 @@
 
 Only this module knows that a client has a namespace: every Resource of its request is renamed
 before a handler sees it, and every Resource of what it is sent.  A client without the header
-pays nothing and names every resource by its whole name (docs/concepts/proxy.md#namespaces).
+pays nothing and names every resource by its whole name (docs/concepts/namespaces.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from popmq.proxy.api import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.rpc.convert import parse
-from popmq.proxy.transport.interface import Call, GrpcStatus
+from popmq.proxy.transport.interface import Call, ForwardedCall
 
 HEADER = "x-mq-namespace"
 
@@ -64,32 +64,15 @@ class NamespaceTranslator:
         return reply.SerializeToString()
 
 
-class NamespaceCall:
+class NamespaceCall(ForwardedCall):
     """A call of the transport, as a handler that knows whole names sees it."""
 
     def __init__(self, call: Call, outward: Callable[[bytes], bytes]) -> None:
-        self._call = call
+        super().__init__(call)
         self._outward = outward
 
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self._call.metadata
-
-    @property
-    def peer(self) -> str:
-        return self._call.peer
-
-    def remaining_ms(self) -> int | None:
-        return self._call.remaining_ms()
-
     def send(self, message: bytes) -> None:
-        self._call.send(self._outward(message))
-
-    def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
-        self._call.finish(status, detail)
-
-    def on_cancelled(self, callback: Callable[[], None]) -> None:
-        self._call.on_cancelled(callback)
+        super().send(self._outward(message))
 
 
 class _Field(NamedTuple):
@@ -103,9 +86,11 @@ class _Field(NamedTuple):
 def _messages(method: str) -> tuple[type[Message], type[Message]]:
     """Of a method of either public service; no name is in both."""
     for file in (service, admin_pb2):
-        for one in file.DESCRIPTOR.services_by_name.values():
-            if (found := one.methods_by_name.get(method)) is not None:
-                return GetMessageClass(found.input_type), GetMessageClass(found.output_type)
+        for item in file.DESCRIPTOR.services_by_name.values():
+            if (methods_by_name := item.methods_by_name.get(method)) is not None:
+                return GetMessageClass(methods_by_name.input_type), GetMessageClass(
+                    methods_by_name.output_type
+                )
     raise AssertionError(f"no public service has a method {method}")
 
 
@@ -128,12 +113,12 @@ def _found(message: Any, fields: tuple[_Field, ...]) -> Iterator[pb.Resource]:
 @lru_cache(maxsize=256)
 def _fields(kind: Descriptor) -> tuple[_Field, ...]:
     """The fields of a message type that lead to resources; the protocol has no recursive type."""
-    found = []
+    fields = []
     for field in kind.fields:
         if field.message_type is None:
             continue
         if field.message_type is pb.Resource.DESCRIPTOR:
-            found.append(_Field(field.name, None))
+            fields.append(_Field(field.name, None))
         elif below := _fields(field.message_type):
-            found.append(_Field(field.name, below))
-    return tuple(found)
+            fields.append(_Field(field.name, below))
+    return tuple(fields)

@@ -15,6 +15,7 @@ from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.proxy.rpc.convert import status_only
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.namespaces import NamespaceCall, NamespaceTranslator, namespace_of
+from popmq.proxy.rpc.validate import CONTROL
 from popmq.proxy.transport.interface import Call, GrpcStatus, Method, MethodType
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ def method(
     *,
     refusal: Refusal = refuse_with_status,
     shape: MethodType = MethodType.UNARY,
-    heard: Callable[[str], None] | None = None,
+    heard: Callable[[str, Call], None] | None = None,
     service: str = SERVICE,
 ) -> Method:
     """A method of a public service; with `heard` every client of it must name itself, and is.
@@ -177,8 +178,8 @@ def method(
     took = metrics.taken(name)
 
     def checked(rpc: Rpc) -> None:
-        if heard is not None and not rpc.client_id:
-            raise _nameless()
+        if heard is not None and not (rpc.client_id and rpc.client_id.isprintable()):
+            _check_client_id(rpc.client_id)
         if namespace := namespace_of(rpc.call.metadata):
             translator = NamespaceTranslator(namespace, name)
             data, call = translator.inward(rpc.data), NamespaceCall(rpc.call, translator.outward)
@@ -189,18 +190,23 @@ def method(
 
     def start(call: Call, data: bytes) -> None:
         rpc = Rpc(call, data, metrics, refusal, took)
-        if heard is not None:
-            heard(rpc.client_id)
+        if heard is not None and rpc.client_id.isprintable():
+            heard(rpc.client_id, call)
         rpc.run(checked, rpc)
 
-    return Method(service + name, shape, start=start)
+    return Method(service + name, shape, start=start, refusal=refusal)
 
 
 def check_client(call: Call) -> None:
     """Raise unless the headers name a client."""
-    if not call.metadata.get("x-mq-client-id", "").strip():
-        raise _nameless()
+    _check_client_id(call.metadata.get("x-mq-client-id", "").strip())
 
 
-def _nameless() -> PopmqError:
-    return Refused(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing or blank")
+def _check_client_id(client_id: str) -> None:
+    if not client_id:
+        raise Refused(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing or blank")
+    if CONTROL.search(client_id):
+        raise Refused(
+            Code.CLIENT_ID_REQUIRED,
+            f"the header x-mq-client-id, {client_id[:100]!r}, has a control character",
+        )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import FilterType
+from popmq.common.quantities import format_duration
 from popmq.common.settings.settings import MessageSettings, PopSettings
 from popmq.common.topics import MessageType, TopicConfig, check_lite_topic_name
 
@@ -111,6 +112,15 @@ def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
         raise Refused(Code.BAD_REQUEST, f"priority {facts.priority} is negative")
 
 
+def check_sizes(facts: MessageFacts, limits: MessageSettings) -> None:
+    """For a message whose sender knows no other rules than those of size."""
+    _check_body(facts.body_bytes, limits.max_body_bytes)
+    _check_properties_count(facts.user_properties, limits.max_properties)
+    _check_properties_bytes(facts, limits.max_properties_bytes)
+    _check_message_id(facts.message_id)
+    _check_message_group(facts.message_group)
+
+
 def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
     """The message's type. Raises when the topic takes another one, or popmq does not serve it.
 
@@ -122,7 +132,8 @@ def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
     if not topic.type.accepts(kind):
         raise Refused(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"topic {topic.name} takes {topic.type.name} messages and this one is {kind.name}",
+            f"topic {topic.name} takes {topic.type.name} messages and this one is {kind.name}: "
+            f"send it to a topic of type {kind.name.lower()} (popmq topic create NAME --type ...)",
         )
     if kind is MessageType.TRANSACTION and _is_delayed(facts):
         raise Refused(
@@ -247,13 +258,17 @@ def _check_body(size: int, limit: int) -> None:
         )
 
 
-def _check_properties(properties: Mapping[str, str], limit: int) -> None:
+def _check_properties_count(properties: Mapping[str, str], limit: int) -> None:
     if len(properties) > limit:
         raise Refused(
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"{len(properties)} user properties are over the limit of {limit} "
             "(message.max_properties)",
         )
+
+
+def _check_properties(properties: Mapping[str, str], limit: int) -> None:
+    _check_properties_count(properties, limit)
     for key, value in properties.items():
         if key in RESERVED_KEYS:
             raise _bad_property(f"user property {key!r} is a name that the system uses")
@@ -302,6 +317,8 @@ def _check_message_id(message_id: str) -> None:
             Code.ILLEGAL_MESSAGE_ID,
             f"message id of {size} bytes is over the limit of {MESSAGE_ID_LIMIT} bytes",
         )
+    if CONTROL.search(message_id):
+        raise Refused(Code.ILLEGAL_MESSAGE_ID, f"message id {message_id!r} has a control character")
 
 
 def _check_message_group(group: str) -> None:
@@ -329,10 +346,10 @@ def _check_alone(facts: MessageFacts, kind: MessageType, what: str) -> None:
         "a message group": bool(facts.message_group),
         "a delivery time": _is_delayed(facts),
     }
-    if found := [name for name, given in others.items() if given]:
+    if names := [name for name, given in others.items() if given]:
         raise Refused(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"a message has {what} or {' and '.join(found)}, not both",
+            f"a message has {what} or {' and '.join(names)}, not both",
         )
 
 
@@ -346,8 +363,8 @@ def _check_invisible(given_ms: int, low_ms: int, setting: str, limits: PopSettin
     if given_ms > limits.invisible_max_ms:
         raise Refused(
             Code.ILLEGAL_INVISIBLE_TIME,
-            f"invisible time of {given_ms} ms is over the limit of {limits.invisible_max_ms} ms "
-            "(pop.invisible_max_ms)",
+            f"invisible time of {format_duration(given_ms)} is over the limit of "
+            f"{format_duration(limits.invisible_max_ms)} (pop.invisible_max_ms)",
         )
 
 

@@ -35,7 +35,7 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Wire
             if key < 0x80 and key & 7 == LEN and size < 0x80:  # nearly every field
                 field = WireField(key >> 3, LEN, at, at + 2, at + 2 + size)
             else:
-                field = _field(data, at)
+                field = field_at(data, at)
             if field.end > stop:
                 raise BadWire("a field ends behind its message")
             yield field
@@ -61,12 +61,12 @@ def cut(
             # Written out: this runs for every field of every message that is sent.
             key, size = data[at], data[at + 1]
             if key & 0x87 == LEN and size < 0x80:
-                found, kind, content, after = key >> 3, LEN, at + 2, at + 2 + size
+                keys, kind, content, after = key >> 3, LEN, at + 2, at + 2 + size
             else:
-                found, kind, _, content, after = _field(data, at)
+                keys, kind, _, content, after = field_at(data, at)
             if after > stop:
                 raise BadWire("a field ends behind its message")
-            if found == number:
+            if keys == number:
                 kept.append(data[kept_from:at])
                 kept_from = after
                 if kind == LEN:
@@ -125,7 +125,8 @@ def chunk(number: int, content: bytes) -> bytes:
 _SMALL = tuple(bytes((value,)) for value in range(0x80))
 
 
-def _field(data: bytes, start: int) -> WireField:
+def field_at(data: bytes, start: int) -> WireField:
+    """The field that starts there; it may end behind the data."""
     key, at = read_varint(data, start)
     number, wire_type = key >> 3, key & 7
     if wire_type == LEN:
@@ -153,5 +154,5 @@ def _end_of_group(data: bytes, at: int) -> int:
             depth += 1
             at = after
         else:
-            at = _field(data, at).end
+            at = field_at(data, at).end
     return at

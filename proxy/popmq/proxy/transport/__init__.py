@@ -3,5 +3,5 @@ with.
 
 Always holds: Handlers see neither sockets nor frames.
 
-May import: no other package of popmq.
+May import: popmq.common.
 """

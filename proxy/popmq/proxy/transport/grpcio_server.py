@@ -207,6 +207,10 @@ class _BaseCall:
         return _host_and_port(self._context.peer())
 
     @property
+    def encrypted(self) -> bool:
+        return False  # this transport serves plain text only
+
+    @property
     def ended(self) -> bool:
         return self._finished or self._gone
 
@@ -221,6 +225,9 @@ class _BaseCall:
             callback()
         elif not self._finished:
             self._gone_callbacks.append(callback)
+
+    def on_unread(self, callback: Callable[[], None]) -> None:
+        """grpcio does not tell what becomes of a call that is finished."""
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
         if self.ended:

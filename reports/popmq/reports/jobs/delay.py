@@ -36,7 +36,7 @@ def plan_waiting(timers: DataFrame) -> DataFrame:
 def _late(fired: DataFrame, *by: str) -> DataFrame:
     late = F.col("lateness_ms")
     shares = F.percentile(late, F.array(*map(F.lit, _PERCENTILES)))
-    found = fired.groupBy(*by).agg(
+    totals = fired.groupBy(*by).agg(
         F.count("*").alias("fired"),
         F.sum(F.when(late < 0, 1).otherwise(0)).cast("bigint").alias("early"),
         F.sum(F.when(late > 1_000, 1).otherwise(0)).cast("bigint").alias("over_1s"),
@@ -44,7 +44,7 @@ def _late(fired: DataFrame, *by: str) -> DataFrame:
         shares.alias("shares"),
         F.max(late).alias("late_max_ms"),
     )
-    return found.select(
+    return totals.select(
         *by,
         *("fired", "early", "over_1s", "late_mean_ms"),
         *(

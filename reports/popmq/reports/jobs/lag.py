@@ -1,4 +1,4 @@
-"""Lag: what each group has still to do, how fast it does it, and whether that is well.
+"""Lag: what each group has still to do, how fast it does it, and whether that is healthy.
 
 Counts are of the newest sample of each broker group; speeds and statuses are of the samples
 before it.  Statuses follow Burrow's idea, on samples that come by the clock instead of on commits.
@@ -43,7 +43,7 @@ def plan_groups(
     """
     rates = _rates(offsets, timers, rules)
     own = F.when(~F.col("retry") & ~F.col("parked"), F.col("lag"))
-    found = queues.groupBy(*PAIR).agg(
+    totals = queues.groupBy(*PAIR).agg(
         *(F.sum(name).alias(name) for name in ("lag", "ready", "in_flight", "blocked")),
         F.sum(F.when(F.col("retry"), F.col("ready")).otherwise(0)).alias("retries"),
         F.sum("expired").alias("expired"),
@@ -57,7 +57,7 @@ def plan_groups(
     gain = F.col("ack_rate") - F.col("in_rate")
     pending = newest(topics, timers).groupBy("topic").agg(F.sum("pending_timers").alias("delayed"))
     return (
-        found.join(rates, list(PAIR), "left")
+        totals.join(rates, list(PAIR), "left")
         .join(pending, "topic", "left")
         .withColumn(
             "eta_s",
@@ -240,16 +240,16 @@ def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFra
     # NULL when unknown ages decide it: no sample is well, and of some it is not known.
     busy = F.forall(
         "s",
-        lambda one: (one["lag"] > rules.allowed) | (one["waits"] > rules.allowed_ms),
+        lambda sample: (sample["lag"] > rules.allowed) | (sample["waits"] > rules.allowed_ms),
     )
     unpopped = last["popped"] == first["popped"]
-    idle = F.forall("s", lambda one: one["in_flight"] == 0)
+    idle = F.forall("s", lambda sample: sample["in_flight"] == 0)
     stuck = last["committed"] == first["committed"]
-    back = last["committed"] < F.array_max(F.transform("s", lambda one: one["committed"]))
+    back = last["committed"] < F.array_max(F.transform("s", lambda sample: sample["committed"]))
     grows = F.aggregate(
         F.zip_with(F.col("s.lag"), F.expr("slice(s.lag, 2, 1000)"), lambda a, b: b >= a),
         F.lit(True),
-        lambda all_, one: all_ & F.coalesce(one, F.lit(True)),
+        lambda all_, holds: all_ & F.coalesce(holds, F.lit(True)),
     )
     suspect = (unpopped & idle) | stuck | grows | (_slope() > 0)
     level = (
@@ -267,8 +267,8 @@ def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFra
 def _slope() -> Column:
     """Sign of the least squares line through lag by sample."""
     middle = (F.col("n") - 1) / 2
-    terms = F.transform("s", lambda one, at: (at - middle) * one["lag"])
-    return F.aggregate(terms, F.lit(0.0), lambda total, one: total + one)
+    terms = F.transform("s", lambda sample, at: (at - middle) * sample["lag"])
+    return F.aggregate(terms, F.lit(0.0), lambda total, term: total + term)
 
 
 def _with_known_ages(offsets: DataFrame) -> DataFrame:

@@ -25,7 +25,7 @@ _PLACE = ("group_id", "topic_id", "queue")
 _HOPS = 3  # of pointers to pointers: changes of up to 8 in a row lead to their delivery
 _END = ("kind", "messages", "log_ms", "attempt", "reason", "queue", "start_offset")
 _ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "UNDONE")
-COUNTS = {one: one.lower() for one in _ENDS} | {
+COUNTS = {end: end.lower() for end in _ENDS} | {
     "ACK": "acked",
     "RETRY": "retried",
     "DEAD": "dead_lettered",
@@ -363,7 +363,7 @@ def _since(table: DataFrame, rules: ReviveRules, time: str = "log_ms") -> DataFr
 def _by_broker(values: dict[str, int]) -> Column:
     if not values:
         return F.lit(0)
-    known = F.create_map(*(F.lit(one) for pair in sorted(values.items()) for one in pair))
+    known = F.create_map(*(F.lit(value) for pair in sorted(values.items()) for value in pair))
     return F.coalesce(F.try_element_at(known, F.col("broker")), F.lit(0))
 
 

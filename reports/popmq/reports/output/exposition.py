@@ -20,7 +20,7 @@ _LABELS = ("group", "topic", "broker", "read_topic", "queue", "client")
 # Table -> column -> the metric's name behind the prefix, and its divisor.
 _GAUGES: dict[tuple[str, str], dict[str, tuple[str, int]]] = {
     ("lag", "groups"): {
-        **{one: (f"{one}_messages", 1) for one in ("lag", "ready", "in_flight", "blocked")},
+        **{name: (f"{name}_messages", 1) for name in ("lag", "ready", "in_flight", "blocked")},
         "retries": ("retry_messages", 1),
         "expired": ("expired_messages", 1),
         "waits_ms": ("oldest_ready_seconds", 1_000),
@@ -33,8 +33,8 @@ _GAUGES: dict[tuple[str, str], dict[str, tuple[str, int]]] = {
     ("lag", "dead_letters"): {"dead_letters": ("dead_letter_messages", 1)},
     ("revive", "groups"): {
         **{
-            one: (f"{one}_messages", 1)
-            for one in (
+            name: (f"{name}_messages", 1)
+            for name in (
                 *("delivered", "acked", "retried", "dead_lettered", "returned", "lost", "reset"),
             )
         },

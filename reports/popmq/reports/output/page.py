@@ -57,10 +57,11 @@ def to_html(report: Report) -> str:
 def _body(report: Report, title: str) -> Iterator[str]:
     yield f"<header><h1>{escape(title)}</h1>"
     brokers = ", ".join(
-        f"{one.broker} up to position {one.end_position:,}" for one in report.moments
+        f"{broker_moment.broker} up to position {broker_moment.end_position:,}"
+        for broker_moment in report.moments
     )
-    said = " · ".join(filter(None, (report.source, moment(report.made_ms), brokers)))
-    yield f'<div class="dim">{escape(said)}</div>'
+    summary = " · ".join(filter(None, (report.source, moment(report.made_ms), brokers)))
+    yield f'<div class="dim">{escape(summary)}</div>'
     if report.incomplete:
         yield f'<div class="bad">Incomplete: {escape(report.incomplete)}</div>'
     yield "</header>"
@@ -84,14 +85,16 @@ def _table(table: ReportTable) -> Iterator[str]:
     if not table.rows:
         yield '<p class="dim">none</p>'
         return
-    columns = [one for one in table.columns if one not in _LEFT_OUT]
-    texts = {one for one in columns if _is_text(table, one)}
+    columns = [column for column in table.columns if column not in _LEFT_OUT]
+    texts = {column for column in columns if _is_text(table, column)}
     yield '<div class="scroll"><table><thead><tr>'
     for column in columns:
         yield f"<th{' class=t' if column in texts else ''}>{escape(head(column))}</th>"
     yield "</tr></thead><tbody>"
     for row in table.rows[:ROWS_SHOWN]:
-        yield ("<tr>" + "".join(_cell(row, one, one in texts) for one in columns) + "</tr>")
+        yield (
+            "<tr>" + "".join(_cell(row, column, column in texts) for column in columns) + "</tr>"
+        )
     yield "</tbody></table></div>"
     if len(table.rows) > ROWS_SHOWN:
         yield f'<p class="dim">and {len(table.rows) - ROWS_SHOWN:,} more</p>'
@@ -168,7 +171,7 @@ def _charts(report: Report) -> Iterator[str]:
         for row in report.table("attempts").rows:
             name = str(row["attempts"])
             counts[name] = counts.get(name, 0) + row["messages"]
-        ordered = dict(sorted(counts.items(), key=lambda one: int(one[0])))
+        ordered = dict(sorted(counts.items(), key=lambda bucket: int(bucket[0])))
         if ordered:
             yield f"<h2>Messages by attempts</h2>{svg.bars(ordered, 'messages by attempts')}"
     if report.name == "delay":

@@ -20,7 +20,7 @@ _GRID = "#8884"
 
 def lines(series: Mapping[str, Sequence[tuple[int, float]]], unit: str = "") -> str:
     """Values over time; each line has its name at its end."""
-    points = [point for one in series.values() for point in one]
+    points = [point for series in series.values() for point in series]
     if not points:
         return ""
     first, last = min(at for at, _ in points), max(at for at, _ in points)
@@ -36,7 +36,7 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], unit: str = "") -> 
     taken: list[float] = []
     for number, (name, values) in enumerate(series.items()):
         colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*one) for one in values))
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in values))
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
         x, y = place(*values[-1])
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
@@ -95,11 +95,13 @@ def _free(y: float, taken: list[float]) -> float:
     """The place nearest to `y` that no label has: they must not lie on each other."""
     apart, steps = 12, 8 * (len(taken) + 1)
     places = [y + 3 * step for near in range(steps) for step in (near, -near)]
-    inside = [one for one in places if _TOP <= one <= HEIGHT - _BOTTOM]
-    free = [one for one in inside if all(abs(one - other) >= apart for other in taken)]
-    found = (free or inside or [y])[0]
-    taken.append(found)
-    return found
+    inside = [place for place in places if _TOP <= place <= HEIGHT - _BOTTOM]
+    free = [
+        position for position in inside if all(abs(position - other) >= apart for other in taken)
+    ]
+    position = (free or inside or [y])[0]
+    taken.append(position)
+    return position
 
 
 def _text(

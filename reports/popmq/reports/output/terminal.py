@@ -54,7 +54,7 @@ def progress(console: Console | None = None) -> Iterator[Callable[[str], None]]:
 
 
 def _table(table: ReportTable) -> Table:
-    columns = [one for one in table.columns if one not in _LEFT_OUT.get(table.name, ())]
+    columns = [column for column in table.columns if column not in _LEFT_OUT.get(table.name, ())]
     shown = Table(title=table.title, title_justify="left", header_style="bold", box=None)
     for column in columns:
         numeric = any(isinstance(row[column], int | float) for row in table.rows)

@@ -38,7 +38,7 @@ UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF
 _KINDS = ("", "CHECK_POINT", "ACK", "CHANGE", "LOST", "RETURNED", "UNPARKED", "UNDONE")
 _ENDS = ("RETRY", "DEAD", "PARKED", "REDRIVEN", "UNDONE")
 _REASONS = tuple(reason.name for reason in DeadReason)
-_TIMER_ROWS = {int(one): one.name for one in TimerRow}
+_TIMER_ROWS = {int(row): row.name for row in TimerRow}
 
 
 def arrow_schema(schema: TableSchema) -> Array:
@@ -63,9 +63,9 @@ def record_batch(schema: TableSchema, layout: RecordLayout, data: bytes, source:
 def dtype_of(layout: RecordLayout) -> Array:
     return np.dtype(
         {
-            "names": [one.name for one in layout.columns],
-            "formats": [_TYPES[one.type] for one in layout.columns],
-            "offsets": [one.offset for one in layout.columns],
+            "names": [column.name for column in layout.columns],
+            "formats": [_TYPES[column.type] for column in layout.columns],
+            "offsets": [column.offset for column in layout.columns],
             "itemsize": layout.size,
         }
     )
@@ -104,9 +104,9 @@ def _flag(bit: int, name: str = "flags") -> Maker:
 
 def _same(value: Callable[[Source], str | int | None]) -> Maker:
     def make(rows: Array, source: Source) -> Array:
-        found = value(source)
-        kind = pa.int32() if isinstance(found, int) else pa.string()
-        return pa.repeat(pa.scalar(found, kind), len(rows))
+        number = value(source)
+        kind = pa.int32() if isinstance(number, int) else pa.string()
+        return pa.repeat(pa.scalar(number, kind), len(rows))
 
     return make
 
@@ -121,7 +121,7 @@ def _named(field: str, name: Callable[[IdNames, int], str | None], *kinds: int) 
     def make(rows: Array, source: Source) -> Array:
         mask = ~np.isin(rows["kind"], kinds) if kinds else None
         ids = pa.array(_native(rows[field]), mask=mask).dictionary_encode()
-        texts = [name(source.names, one) for one in ids.dictionary.to_pylist()]
+        texts = [name(source.names, number) for number in ids.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(ids.indices)
 
     return make
@@ -342,8 +342,8 @@ def _reason(rows: Array) -> Array:
 
 def _retry(rows: Array, source: Source) -> Array:
     ids, places = np.unique(rows["topic_id"], return_inverse=True)
-    found = np.array([source.names.is_retry(int(one)) for one in ids], bool)
-    return np.ma.array(found[places], mask=~np.isin(rows["kind"], (_CK, _CHANGE)))
+    is_retry = np.array([source.names.is_retry(int(topic_id)) for topic_id in ids], bool)
+    return np.ma.array(is_retry[places], mask=~np.isin(rows["kind"], (_CK, _CHANGE)))
 
 
 def _known(values: Array) -> Array:

@@ -14,8 +14,10 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from popmq.common.admin_endpoint import ID_HEADER, AdminRoute
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.settings.settings import CLIENT_TLS_CA, OVER_TLS
+from popmq.common.signing import signer_of
 from popmq.common.wire import report_pb2 as pb
 
 SERVICE = "/popmq.report.v1.Reports/"
@@ -52,13 +54,21 @@ class Piece:
 
 @dataclass(slots=True)
 class ReportEndpoint:
-    """One channel to one proxy; a context manager. Nothing is connected before the first call."""
+    """One channel to one proxy; a context manager. Nothing is connected before the first call.
+
+    `address` may be several with commas: the first that serves reports is used.  A public port that
+    names its admin port to callers on its machine leads there.
+    """
 
     address: str
     patience_s: float = PATIENCE_S
     skip_gone: bool = False  # count them in `gone` instead of raising RecordsGone
     gone: int = 0
     _channel: grpc.Channel | None = field(default=None, init=False)
+    _route: AdminRoute = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._route = AdminRoute(self.address.split(","))
 
     def __enter__(self) -> "ReportEndpoint":
         return self
@@ -69,9 +79,7 @@ class ReportEndpoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._close()
 
     def describe(
         self,
@@ -91,7 +99,7 @@ class ReportEndpoint:
 
     def names(self, *, partial: bool = False) -> dict[str, pb.BrokerNames]:
         reply = self._whole("Names", pb.NamesRequest(), pb.NamesReply, partial)
-        return {one.broker: one for one in reply.brokers}
+        return {broker.broker: broker for broker in reply.brokers}
 
     def read(
         self, broker: str, partition: pb.Partition, *, epoch: int = 0, limit: int = 0
@@ -157,18 +165,41 @@ class ReportEndpoint:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _call(self, name: str, request: Message, kind: type[R]) -> R:
+        try:
+            reply = self._call_used(name, request, kind)
+        except grpc.RpcError as error:
+            if not self._has_next(error):
+                raise Unavailable(f"{self._route.used.address}: {_reason(error)}") from None
+            return self._call(name, request, kind)
+        if reply.status.code != Code.OK:
+            raise _refusal(reply.status.code, reply.status.message)
+        return reply
+
+    def _call_used(self, name: str, request: Message, kind: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._open().unary_unary(
             SERVICE + name,
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=kind.FromString,
         )
-        try:
-            reply: R = call(request, timeout=CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise Unavailable(f"{self.address}: {_reason(error)}") from None
-        if reply.status.code != Code.OK:
-            raise _refusal(reply.status.code, reply.status.message)
-        return reply
+        # Out of the environment, as the certificates: what an option says shows in Spark's plans.
+        metadata = signer_of(os.environ).headers()
+        if proxy_id := self._route.used.proxy_id:
+            metadata.append((ID_HEADER, proxy_id))
+        return call(request, timeout=CALL_TIMEOUT_S, metadata=tuple(metadata))
+
+    def _has_next(self, error: grpc.RpcError) -> bool:
+        """Go on to the admin port that the refusal names, or to the next address."""
+        code, details = (getattr(error, name, lambda: "")() for name in ("code", "details"))
+        if code not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE):
+            return False
+        implemented = code is not grpc.StatusCode.UNIMPLEMENTED
+        self._close()
+        return self._route.go_on(implemented=implemented, details=str(details or ""))
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _open(self) -> grpc.Channel:
         if self._channel is None:
@@ -178,12 +209,13 @@ class ReportEndpoint:
                 # Two endpoints of one process must not share a connection that one of them closes.
                 ("grpc.use_local_subchannel_pool", 1),
             ]
-            if self.address.startswith(OVER_TLS):
+            address = self._route.used.address
+            if address.startswith(OVER_TLS):
                 trusted = grpc.ssl_channel_credentials(_certificates())
-                address = self.address.removeprefix(OVER_TLS)
-                self._channel = grpc.secure_channel(address, trusted, options)
+                where = address.removeprefix(OVER_TLS)
+                self._channel = grpc.secure_channel(where, trusted, options)
             else:
-                self._channel = grpc.insecure_channel(self.address, options)
+                self._channel = grpc.insecure_channel(address, options)
         return self._channel
 
 
@@ -196,7 +228,7 @@ def _refusal(number: int, message: str) -> PopmqError:
         code = Code(number)
     except ValueError:
         code = Code.INTERNAL_ERROR
-    return EndpointRefused(code, message)
+    return EndpointRefused(code, f"{code.name} ({number}): {message}")
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -17,9 +17,9 @@ class IdNames:
     @classmethod
     def from_wire(cls, names: pb.BrokerNames) -> "IdNames":
         return cls(
-            {one.id: one.name for one in names.topics},
-            {one.id: one.name for one in names.groups},
-            {one.id: one.name for one in names.clients},
+            {topic.id: topic.name for topic in names.topics},
+            {group.id: group.name for group in names.groups},
+            {client.id: client.name for client in names.clients},
         )
 
     def topic(self, number: int) -> str:

@@ -30,10 +30,10 @@ def message_columns(
     schema: TableSchema, layout: RecordLayout, data: bytes, source: Source
 ) -> dict[str, list[Any]]:
     """One value for each message that can be read, by column."""
-    wanted = [name for name, _ in schema.columns]
-    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    requested = [name for name, _ in schema.columns]
+    columns: dict[str, list[Any]] = {name: [] for name in requested}
     for row in _messages(data, source):
-        for name in wanted:
+        for name in requested:
             columns[name].append(row[name])
     return columns
 
@@ -66,7 +66,7 @@ def _messages(data: bytes, source: Source) -> Iterator[dict[str, Any]]:
             "attempt": message.attempt,
             "message_id": _text(system, _MESSAGE_ID),
             "tag": _text(system, _TAG),
-            "keys": " ".join(one.decode(errors="replace") for one in system.get(_KEYS, ())) or None,
+            "keys": " ".join(key.decode(errors="replace") for key in system.get(_KEYS, ())) or None,
             "message_group": _text(system, _MESSAGE_GROUP),
             "body": body,
         }
@@ -77,7 +77,7 @@ def dict_of(data: bytes) -> dict[int, list[bytes]]:
 
     IndexError and ValueError when it is none.
     """
-    found: dict[int, list[bytes]] = {}
+    fields: dict[int, list[bytes]] = {}
     at = 0
     while at < len(data):
         tag, at = read_varint(data, at)
@@ -86,7 +86,7 @@ def dict_of(data: bytes) -> dict[int, list[bytes]]:
             size, at = read_varint(data, at)
             if at + size > len(data):
                 raise ValueError("a field is longer than its message")
-            found.setdefault(tag >> 3, []).append(data[at : at + size])
+            fields.setdefault(tag >> 3, []).append(data[at : at + size])
             at += size
         elif wire == 0:
             _, at = read_varint(data, at)
@@ -94,7 +94,7 @@ def dict_of(data: bytes) -> dict[int, list[bytes]]:
             at += 8 if wire == 1 else 4
         else:
             raise ValueError(f"wire type {wire}")
-    return found
+    return fields
 
 
 def _text(fields: dict[int, list[bytes]], number: int) -> str | None:

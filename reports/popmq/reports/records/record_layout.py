@@ -42,5 +42,5 @@ class RecordLayout:
                     f"field {field.name} of layout {layout.name} is a {field.type} at byte "
                     f"{field.offset} of {layout.size}: reports need a newer popmq",
                 )
-        columns = tuple(Column(one.name, one.type, one.offset) for one in layout.fields)
+        columns = tuple(Column(field.name, field.type, field.offset) for field in layout.fields)
         return cls(layout.name, layout.version, layout.size, columns)

@@ -77,20 +77,22 @@ class TableSchema:
     columns: Columns
 
     @classmethod
-    def of(cls, table: str, wanted: Sequence[str] = ()) -> "TableSchema":
+    def of(cls, table: str, requested: Sequence[str] = ()) -> "TableSchema":
         known = TABLES.get(table)
         if known is None:
             raise Refused(
                 Code.BAD_REQUEST, f"a table is one of {', '.join(TABLES)}, not {table[:100]!r}"
             )
         names = [name for name, _ in known]
-        for name in wanted:
+        for name in requested:
             if name not in names:
                 raise Refused(
                     Code.BAD_REQUEST,
                     f"table {table} has no column {name[:100]!r}, it has {', '.join(names)}",
                 )
-        return cls(table, tuple(one for one in known if not wanted or one[0] in wanted))
+        return cls(
+            table, tuple(column for column in known if not requested or column[0] in requested)
+        )
 
     def ddl(self) -> str:
         """For Spark."""

@@ -1,4 +1,4 @@
-"""The data source `popmq` of Spark (docs/concepts/reports.md#the-data-source).
+"""The data source `popmq` of Spark (docs/how-to/reports.md#the-data-source).
 
 Always holds: A task that is repeated reads the same records.
 

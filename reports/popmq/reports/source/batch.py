@@ -30,11 +30,11 @@ class BatchReader(DataSourceReader):
         self.filters = Filters()
 
     def partitions(self) -> list[InputPartition]:
-        found: list[InputPartition] = [
+        share_partitions: list[InputPartition] = [
             SharePartition(share) for share in plan_shares(self.options, self.filters)
         ]
         # Of an empty list Spark makes a partition of its own.
-        return found or [SharePartition(None)]
+        return share_partitions or [SharePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         share = getattr(partition, "share", None)

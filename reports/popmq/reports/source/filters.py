@@ -24,16 +24,16 @@ class Filters:
 
     def take(self, filters: Iterable[Any]) -> None:
         """Objects of pyspark's filter classes, told by their names so that nothing is imported."""
-        for one in filters:
-            name = type(one).__name__
-            column: tuple[str, ...] = getattr(one, "attribute", ())
+        for condition in filters:
+            name = type(condition).__name__
+            column: tuple[str, ...] = getattr(condition, "attribute", ())
             if len(column) != 1:
                 continue
             if name in ("EqualTo", "In"):
-                values = one.value if name == "In" else (one.value,)
+                values = condition.value if name == "In" else (condition.value,)
                 self._among(column[0], frozenset(values))
-            elif column[0] == "log_ms" and isinstance(getattr(one, "value", None), int):
-                self._range(name, one.value)
+            elif column[0] == "log_ms" and isinstance(getattr(condition, "value", None), int):
+                self._range(name, condition.value)
 
     def _among(self, column: str, values: frozenset[Any]) -> None:
         if column == "broker":

@@ -68,7 +68,7 @@ def pin(brokers: list[pb.BrokerTables]) -> str:
 
 
 def _list(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (one.strip() for one in text.split(","))))
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
 
 
 def _choice(given: Mapping[str, str], name: str, *choices: str) -> str:

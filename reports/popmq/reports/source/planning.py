@@ -14,9 +14,9 @@ _LOG_MS_AT = 24  # of a record's header (common/record/message.py)
 def plan_shares(options: SourceOptions, filters: Filters) -> list[Share]:
     table = options.schema.table
     with ReportEndpoint(options.endpoint, patience_s=options.patience_s) as endpoint:
-        found = _described(options, endpoint)
+        descriptions = _described(options, endpoint)
         planned: list[Share] = []
-        for tables in found:
+        for tables in descriptions:
             if not filters.wants_broker(tables.broker):
                 continue
             ranges = [
@@ -33,10 +33,10 @@ def plan_shares(options: SourceOptions, filters: Filters) -> list[Share]:
 def _described(options: SourceOptions, endpoint: ReportEndpoint) -> list[pb.BrokerTables]:
     if options.pinned:
         return options.pinned_brokers()
-    found, _ = endpoint.describe(
+    tables, _ = endpoint.describe(
         [options.schema.table], topics=options.topics, partial=options.skip_down
     )
-    return found
+    return tables
 
 
 def _in_time(
@@ -49,10 +49,10 @@ def _in_time(
     first, end = whole.first, whole.end
 
     def stands_before(offset: int, log_ms: int) -> bool:
-        one = pb.Partition()
-        one.CopyFrom(partition)
-        one.min, one.next = offset, offset + 1
-        data = b"".join(piece.data for piece in endpoint.read(tables.broker, one))
+        item = pb.Partition()
+        item.CopyFrom(partition)
+        item.min, item.next = offset, offset + 1
+        data = b"".join(piece.data for piece in endpoint.read(tables.broker, item))
         return int.from_bytes(data[_LOG_MS_AT : _LOG_MS_AT + 8], "big") < log_ms
 
     if filters.from_log_ms:

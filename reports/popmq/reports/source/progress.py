@@ -24,18 +24,18 @@ def advanced(
     was read of it: `planned` says so.
     """
     end: Progress = {broker: dict(queues) for broker, queues in start.items()}
-    found = [
-        (one, partition)
-        for one in tables
-        for partition in one.partitions
+    found_tables = [
+        (tables, partition)
+        for tables in tables
+        for partition in tables.partitions
         if partition.table == table
     ]
-    share = -(-max_rows // len(found)) if max_rows and found else 0
+    share = -(-max_rows // len(found_tables)) if max_rows and found_tables else 0
     left = max_rows
-    for one, partition in found:
-        queues = end.setdefault(one.broker, {})
+    for found_table, partition in found_tables:
+        queues = end.setdefault(found_table.broker, {})
         key = key_of(partition)
-        first = _first(queues, one, partition)
+        first = _first(queues, found_table, partition)
         ahead = max(0, partition.next - first)
         if first > partition.next and partition.layout not in _SAMPLES:
             # Back, so that Spark plans a batch at all, and `planned` can say what is wrong.
@@ -45,9 +45,9 @@ def advanced(
             ahead = min(ahead, share, left)
             left -= ahead
         queues[key] = first + ahead
-    for one in tables:
+    for found_table in tables:
         if table in _SAMPLES:
-            end.setdefault(one.broker, {})[EPOCH] = one.epoch
+            end.setdefault(found_table.broker, {})[EPOCH] = found_table.epoch
     return end
 
 
@@ -59,7 +59,7 @@ def planned(
     rows: int,
 ) -> tuple[list[Share], list[str]]:
     """What tasks read between the two, and what of it is not there any more."""
-    found: list[Share] = []
+    found_shares: list[Share] = []
     gone: list[str] = []
     for broker, queues in end.items():
         known = tables.get(broker)
@@ -79,8 +79,8 @@ def planned(
         unbounded = pb.BrokerTables()
         unbounded.CopyFrom(known)
         unbounded.end_position = 0
-        found += shares(unbounded, ranges, rows)
-    return found, gone
+        found_shares += shares(unbounded, ranges, rows)
+    return found_shares, gone
 
 
 def _first(queues: Mapping[str, int], tables: pb.BrokerTables, partition: pb.Partition) -> int:

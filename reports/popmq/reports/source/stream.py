@@ -29,7 +29,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         # As they were said to be last.
         self._tables: dict[str, pb.BrokerTables] = {
-            one.broker: one for one in options.pinned_brokers()
+            pinned_broker.broker: pinned_broker for pinned_broker in options.pinned_brokers()
         }
 
     def initialOffset(self) -> Progress:
@@ -56,8 +56,8 @@ class StreamReader(DataSourceStreamReader):
         )
         if gone and self._options.fail_on_data_loss:
             raise RecordsGone(f"{'; '.join(gone)}: say failOnDataLoss=false to go on without them")
-        found: list[InputPartition] = [SharePartition(share) for share in shares]
-        return found
+        share_partitions: list[InputPartition] = [SharePartition(share) for share in shares]
+        return share_partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         share = getattr(partition, "share", None)
@@ -69,7 +69,7 @@ class StreamReader(DataSourceStreamReader):
             return
         try:
             with ReportEndpoint(self._options.endpoint, patience_s=_LOOK_S) as endpoint:
-                found, _ = endpoint.describe(
+                tables, _ = endpoint.describe(
                     [self._options.schema.table],
                     topics=self._options.topics,
                     sample=False,
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader):
                 )
         except PopmqError:
             return  # nobody answers: the next trigger asks again
-        self._tables |= {one.broker: one for one in found}
+        self._tables |= {table.broker: table for table in tables}
 
     def _learn(self, end: Progress) -> None:
         """A batch that is repeated after a restart: layouts are asked for again, patiently."""
@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader):
         with ReportEndpoint(
             self._options.endpoint, patience_s=self._options.patience_s
         ) as endpoint:
-            found, _ = endpoint.describe(
+            tables, _ = endpoint.describe(
                 [self._options.schema.table], topics=self._options.topics, sample=False
             )
-        self._tables |= {one.broker: one for one in found}
+        self._tables |= {table.broker: table for table in tables}

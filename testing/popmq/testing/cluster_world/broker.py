@@ -87,6 +87,11 @@ class ClusterBroker:
     def name(self) -> str:
         return self.host.name
 
+    @property
+    def group(self) -> str:
+        """The name of its broker group."""
+        return self.settings.broker.name
+
     def start(self) -> bool:
         """False if the process ended before it served anything."""
         host = self.host
@@ -97,7 +102,7 @@ class ClusterBroker:
         node = self.node = BrokerNode(
             self.settings,
             disk=self.disk,
-            clock=host.clock,
+            clock=host.process_clock,
             threads=StoreThreads(
                 flusher=HostThread(host, lambda: self.sync_ms()),
                 housekeeper=HostThread(host, lambda: self.sync_ms()),
@@ -164,10 +169,10 @@ class ClusterBroker:
             self._on_moved(self)
 
     def _peer(self, address: str) -> SimPort:
-        found = self._ports.get(address)
-        if found is None:
-            found = self._ports[address] = SimPort(self.net, self.host, address)
-        return found
+        sim_port = self._ports.get(address)
+        if sim_port is None:
+            sim_port = self._ports[address] = SimPort(self.net, self.host, address)
+        return sim_port
 
     def _drop_clients(self) -> None:
         for connection in list(self.net.connections.values()):

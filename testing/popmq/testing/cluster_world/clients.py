@@ -108,7 +108,7 @@ class ClusterClients:
         router.request(GROUP, kind, body, timeout_ms, answered, on_unknown)
 
     def proxy_died(self, proxy: int) -> None:
-        for number in [one for one, at in self._by_proxy.items() if at == proxy]:
+        for number in [client for client, at in self._by_proxy.items() if at == proxy]:
             del self._by_proxy[number]
             self._oracle.at += 1
             self.open.pop(number)()
@@ -141,9 +141,9 @@ class ClusterClients:
             kind, message.head, properties, 0, queue_id, -message.delay_ms, name.decode()
         )
         body = hop.encode_put(PutRequest(topic, [entry]))
-        heard = partial(self._sent, message)
+        connected = partial(self._sent, message)
         lost = partial(self._send_lost, message)
-        self.ask(f"put {topic} {number}", Kind.PUT, body, heard, lost=lost)
+        self.ask(f"put {topic} {number}", Kind.PUT, body, connected, lost=lost)
         if not self.open:
             self._sending.discard(key)
 
@@ -222,26 +222,32 @@ class ClusterClients:
             self._check_known("a receive", answer, reader.topic, reader.group)
             reader.open_pops -= 1
             return
-        found = hop.decode_pop_reply(answer).deliveries
-        got = [held for one in found if (held := self._delivered(asked, one)) is not None]
+        deliveries = hop.decode_pop_reply(answer).deliveries
+        got = [
+            held
+            for delivery in deliveries
+            if (held := self._delivered(asked, delivery)) is not None
+        ]
         self._note(f"got {[(held.message.number, held.attempt) for held in got]}")
         self._tally.hit(States.REDELIVERED, sum(held.attempt > 1 for held in got))
         oracle.popped(asked, got)
         self.held += got
 
-    def _delivered(self, asked: ReceiveRequestHistory, one: hop.Delivery) -> DeliveryHistory | None:
-        oracle, digits = self._oracle, one.head[:6]
+    def _delivered(
+        self, asked: ReceiveRequestHistory, delivery: hop.Delivery
+    ) -> DeliveryHistory | None:
+        oracle, digits = self._oracle, delivery.head[:6]
         number = int(digits) if digits.isdigit() else -1
-        if not 0 <= number < len(oracle.messages) or oracle.messages[number].head != one.head:
+        if not 0 <= number < len(oracle.messages) or oracle.messages[number].head != delivery.head:
             oracle.report_violation(
-                "bytes", f"{asked.reader.group} got {one.head[:30]!r}, never sent so"
+                "bytes", f"{asked.reader.group} got {delivery.head[:30]!r}, never sent so"
             )
             return None
         message = oracle.messages[number]
-        if message.properties != one.properties:
+        if message.properties != delivery.properties:
             oracle.report_violation("bytes", f"message {number} has other properties")
         times = asked.log_ms, asked.invisible_ms, oracle.at
-        held = DeliveryHistory(asked.reader, message, one.attempt, one.handle, *times)
+        held = DeliveryHistory(asked.reader, message, delivery.attempt, delivery.handle, *times)
         held.epoch = self.epoch
         later = message.due_ms > 0 and message.epoch < self.epoch and held.attempt == 1
         self._tally.hit(States.TIMER_OVER_SWITCH, int(later))
@@ -250,7 +256,7 @@ class ClusterClients:
     def report(self, *, gone: bool = False) -> None:
         """What a proxy tells each second of the client whose deliveries are renewed."""
         log_ms = self._oracle.log_ms
-        readers = [one for one in self._oracle.readers if one.renewed]
+        readers = [reader for reader in self._oracle.readers if reader.renewed]
 
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
             if not gone and not isinstance(answer, PopmqError) and not unknown:
@@ -286,11 +292,7 @@ class ClusterClients:
             (result,) = hop.decode_ack_reply(answer)
             ok = result.code == Code.OK
             self._note(f"ack {held.message.number}/{held.attempt} {'OK' if ok else 'refused'}")
-            if not ok and unknown and reader.buffered:
-                # The try before may have met its check point in the memory of a master that is
-                # gone: what is over and was no record is not told from what is lost.
-                oracle.ack_unknown(held)
-            elif ok or result.code == Code.INVALID_RECEIPT_HANDLE:
+            if ok or result.code == Code.INVALID_RECEIPT_HANDLE:
                 self._tally.hit(States.HANDLE_FROM_BEFORE, int(ok and held.epoch < self.epoch))
                 oracle.acked(held, ok, refuse)
 
@@ -361,7 +363,7 @@ class ClusterClients:
             if reply.outcome == RecallResult.DONE:
                 message.cancelled = True
                 self._tally.hit(States.RECALLED)
-                if any(one.history(message.number).given for one in self._oracle.readers):
+                if any(reader.history(message.number).given for reader in self._oracle.readers):
                     self._oracle.report_violation(
                         "I11 cancel-truth", f"message {message.number}: DONE, and was delivered"
                     )
@@ -378,13 +380,13 @@ class ClusterClients:
 
     def make(self) -> None:
         """The topics and groups of the run; asked again until all are there."""
-        wanted = (
+        requested = (
             (NORMAL, "normal", 3),
             (FIFO, "fifo", 2),
             (DELAY, "delay", 2),
             (QUICK, "normal", 2),
         )
-        for name, kind, queues in wanted:
+        for name, kind, queues in requested:
             durability = "memory" if name == QUICK else "disk"
             topic = pb.Topic(name=name, queues=queues, type=kind, durability=durability)
             body = pb.CreateTopicRequest(topic=topic).SerializeToString()

@@ -37,7 +37,7 @@ class ControllerNode:
         self.controller = Controller(
             self._cluster,
             HostMetadataStore(self._records, host),
-            host.clock,
+            host.process_clock,
             lambda address: SimPort(net, host, address),
             times=self._times,
             first_version=1 + self._rng.getrandbits(40),
@@ -50,5 +50,5 @@ class ControllerNode:
         self._net.process_ended(self.host, quietly=off)
 
     def _step(self) -> None:
-        self.controller.step(self.host.clock.boot_ms())
+        self.controller.step(self.host.process_clock.boot_ms())
         self.host.after(STEP_MS, self._step)

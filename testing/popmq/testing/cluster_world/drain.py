@@ -1,6 +1,7 @@
 """The end of a run: the group serves, every message comes to its end, and all replicas agree."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.common import topics
@@ -59,7 +60,8 @@ def _wait_for_service(world: ClusterWorld) -> None:
         if not world.oracle.violations:
             record = world.records.newest(GROUP)
             states = [
-                f"{one.name}: {one.node.role.name if one.node else 'down'}" for one in world.brokers
+                f"{broker.name}: {broker.node.role.name if broker.node else 'down'}"
+                for broker in world.brokers
             ]
             world.oracle.report_violation("progress", f"after {SERVE_MS} ms: {record}, {states}")
         return
@@ -73,7 +75,7 @@ def _wait_for_service(world: ClusterWorld) -> None:
 
 def _whole(world: ClusterWorld) -> bool:
     record = world.records.newest(GROUP)
-    ids = {one.node.identity.store_id for one in world.brokers if one.node is not None}
+    ids = {broker.node.identity.store_id for broker in world.brokers if broker.node is not None}
     return record is not None and set(record.sync_state_set) == ids and len(world.masters) == 1
 
 
@@ -84,8 +86,8 @@ def _round(world: ClusterWorld) -> None:
             world.clients.receive(reader, limit=16, invisible_ms=6_000, poll_ms=0)
             world.go(60)
             held, world.clients.held = world.clients.held, []
-            for one in held:
-                world.clients.ack(one)
+            for history in held:
+                world.clients.ack(history)
     world.go(_ROUND_MS)
 
 
@@ -118,7 +120,7 @@ def _read_dead_letters(world: ClusterWorld) -> None:
                     "bytes", f"a dead letter was never sent: {head[:30]!r}"
                 )
     for (group, number), count in sorted(copies.items()):
-        (reader,) = [one for one in world.oracle.readers if one.group == group]
+        (reader,) = [reader for reader in world.oracle.readers if reader.group == group]
         world.oracle.dead_letter(reader, world.oracle.messages[number], count)
 
 
@@ -132,11 +134,13 @@ def _read_all(world: ClusterWorld, topic: str, group: str) -> list[bytes]:
             nonlocal more
             if isinstance(answer, PopmqError):
                 return
-            found = decode_pop_reply(answer).deliveries
-            heads.extend(one.head for one in found)
-            more = bool(found)
-            if found:  # in order, what follows waits until these are over
-                body = encode_ack(AckRequest(topic, group, [one.handle for one in found]))
+            deliveries = decode_pop_reply(answer).deliveries
+            heads.extend(delivery.head for delivery in deliveries)
+            more = bool(deliveries)
+            if deliveries:  # in order, what follows waits until these are over
+                body = encode_ack(
+                    AckRequest(topic, group, [delivery.handle for delivery in deliveries])
+                )
                 what = f"ack {topic}"
                 world.clients.ask(what, Kind.ACK, body, lambda *_: None, lost=lambda: None)
 
@@ -166,27 +170,25 @@ def _agree(world: ClusterWorld) -> None:
         _compare(world, master.node, broker, end)
 
 
-class _Judge(Oracle):
-    """What `ReplayCheck` needs to know of the clients: nothing."""
+class Judge(Oracle):
+    """What `ReplayCheck` needs to know of the clients: nothing. `report` gets each difference."""
 
-    def __init__(self, world: ClusterWorld, name: str) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
-        self._world, self._name = world, name
+        self._report = report
 
     def report_violation(
         self, invariant: str, what: str, life: MessageHistory | None = None
     ) -> None:
-        self._world.oracle.report_violation(
-            "I12 same-state", f"{self._name} and its master: {what}"
-        )
+        self._report(what)
 
 
 def _compare(world: ClusterWorld, master: BrokerNode, broker: ClusterBroker, end: int) -> None:
     node = broker.node
     assert node is not None
     start = node.broker.store.start
-    found = log_bytes(broker.disk, start, end)
-    if found != world.golden.data[start:end]:
+    found_log_bytes = log_bytes(broker.disk, start, end)
+    if found_log_bytes != world.golden.data[start:end]:
         world.oracle.report_violation("agreement", f"the log of {broker.name} is another")
     if node.broker.store.confirmed < end:
         what = f"{broker.name} knows {node.broker.store.confirmed} of {end} confirmed bytes"
@@ -194,6 +196,10 @@ def _compare(world: ClusterWorld, master: BrokerNode, broker: ClusterBroker, end
     slave = node.broker.store.slave
     if node is not master and slave is not None and slave.applied == master.broker.store.end:
         world.tally.hit(States.STATE_COMPARED)
-        judge = _Judge(world, broker.name)
-        check = ReplayCheck(world.settings, ManualClock(), judge, set())
+
+        def differs(what: str) -> None:
+            text = f"{broker.name} and its master: {what}"
+            world.oracle.report_violation("I12 same-state", text)
+
+        check = ReplayCheck(world.settings, ManualClock(), Judge(differs), set())
         check.compare(master.broker, node.broker)

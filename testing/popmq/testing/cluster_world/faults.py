@@ -1,30 +1,65 @@
 """Faults of a simulated cluster, one at a time; most end by themselves after a while."""
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.cluster_world.broker import ClusterBroker
-from popmq.testing.cluster_world.clients import GROUP
 from popmq.testing.cluster_world.controller import ControllerNode
-from popmq.testing.cluster_world.isolated_master import IsolatedMaster
+from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort
+from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
+from popmq.testing.cluster_world.sim_network import SimNet
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as States
-from popmq.testing.cluster_world.world import ClusterWorld
+from popmq.testing.cluster_world.timeline import Timeline
 from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.harness.sometimes import StateCounts
 
 POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED)
 _DOWN_MS = (5, 400, 3_000, 8_000)
 
+Kinds = Sequence[tuple[Callable[[], None], float]]  # with their weights
+
+
+class FaultyWorld(Protocol):
+    """What faults need of a world: that of one broker group, and that of several."""
+
+    rng: random.Random
+    time: Timeline
+    net: SimNet
+    records: SimMetadataStore
+    tally: StateCounts
+    brokers: list[ClusterBroker]
+    controllers: list[ControllerNode]
+    proxies: list[Host]
+    names: list[str]  # of the broker groups
+    healed: bool
+    skewed: bool
+
+    @property
+    def masters(self) -> list[ClusterBroker]: ...
+
+    def trace_line(self, line: str) -> None: ...
+
+    def slow_or_not(self, broker: ClusterBroker) -> None: ...
+
+    def clock_was_set(self, broker: ClusterBroker) -> None: ...
+
+    def start_proxy(self, number: int) -> None: ...
+
+    def kill_proxy(self, number: int) -> None: ...
+
 
 class ClusterFaults:
-    def __init__(self, world: ClusterWorld) -> None:
+    def __init__(self, world: FaultyWorld, more: Kinds) -> None:
+        """`more` are kinds that this world has of its own."""
         self._world = world
         self._rng = world.rng
-        self.apart = IsolatedMaster(world)
-        wipes = world.settings.replication.effective_min_in_sync > 1
+        wipes = world.brokers[0].settings.replication.effective_min_in_sync > 1
         clocks = 2.0 if world.skewed else 0.2
         network, services = NetworkMoves(world), ServiceFaults(world)
         self._kinds: list[tuple[Callable[[], None], float]] = [
@@ -34,7 +69,7 @@ class ClusterFaults:
             (network.isolate, 4),
             (network.cut_one_way, 3),
             (network.split, 1.5),
-            (self.apart.begin, 3),
+            *more,
             (network.heal, 4),
             (network.reset, 2),
             (services.hand_over, 4),
@@ -49,10 +84,13 @@ class ClusterFaults:
             (self._wipe, 2.0 if wipes else 0),
         ]
 
-    def one(self) -> None:
+    def one(self) -> str:
+        """Returns what was done, in a word or two."""
         kinds = [kind for kind, _ in self._kinds]
         weights = [weight for _, weight in self._kinds]
-        self._rng.choices(kinds, weights)[0]()
+        kind = self._rng.choices(kinds, weights)[0]
+        kind()
+        return str(kind.__name__).strip("_").replace("_", " ")
 
     @property
     def _all(self) -> list[ClusterBroker]:
@@ -116,11 +154,11 @@ class ClusterFaults:
     def _wipe(self) -> None:
         """Only where another member of the recorded set has its disk still, and only now."""
         world, broker = self._world, some_broker(self._world)
-        record = world.records.newest(GROUP)
+        record = world.records.newest(broker.group)
         if broker.node is None or record is None:
             return
-        others = [one.node for one in self._all if one is not broker]
-        whole = {one.identity.store_id for one in others if one is not None}
+        others = [item.node for item in self._all if item is not broker]
+        whole = {broker_node.identity.store_id for broker_node in others if broker_node is not None}
         if not whole & set(record.sync_state_set):
             return
         world.trace_line(f"{broker.name} loses its disk")
@@ -151,23 +189,23 @@ class ClusterFaults:
         world.trace_line(f"the wall clock of {broker.name} is set by {ms} ms")
         world.tally.hit(States.CLOCK_STEP)
         broker.host.clock.step_wall(ms)
-        world.oracle.wall_error(broker.host.clock.error_ms)
+        world.clock_was_set(broker)
 
 
 class NetworkMoves:
     """Hosts are cut off from each other; most cuts heal by themselves."""
 
-    def __init__(self, world: ClusterWorld) -> None:
+    def __init__(self, world: FaultyWorld) -> None:
         self._world = world
         self._rng = world.rng
 
     @property
     def _hosts(self) -> list[str]:
         world = self._world
-        hosts = [one.name for one in self._world.brokers] + [
-            one.host.name for one in world.controllers
+        hosts = [broker.name for broker in self._world.brokers] + [
+            controller.host.name for controller in world.controllers
         ]
-        return hosts + [one.name for one in world.proxies]
+        return hosts + [proxy.name for proxy in world.proxies]
 
     def _cut(self, source: str, targets: Sequence[str], *, both: bool = True) -> None:
         for target in targets:
@@ -183,9 +221,9 @@ class NetworkMoves:
             self._world.tally.hit(States.ISOLATED_MASTER)
         parts = {"brokers": "abc", "controllers": "x", "proxies": "p"}
         part = self._rng.choice(("all", *parts))
-        others = [one for one in self._hosts if one != name]
+        others = [host for host in self._hosts if host != name]
         if part != "all":
-            others = [one for one in others if one[0] in parts[part]]
+            others = [host for host in others if host[0] in parts[part]]
         self._world.trace_line(f"{name} is cut off from {others}")
         self._cut(name, others)
         later(self._world, self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
@@ -199,7 +237,7 @@ class NetworkMoves:
     def split(self) -> None:
         """Each side has a controller of its own."""
         alone = some_broker(self._world).name
-        others = [one.name for one in self._world.brokers if one.name != alone]
+        others = [broker.name for broker in self._world.brokers if broker.name != alone]
         self._world.trace_line(f"{alone} and x0 on one side, {others} and x1 on the other")
         self._world.tally.hit(States.SPLIT_CONTROLLERS)
         self._cut(alone, [*others, "x1"])
@@ -214,13 +252,15 @@ class NetworkMoves:
     def reset(self) -> None:
         name = some_broker(self._world).name
         self._world.trace_line(f"connections of {name} break")
-        self._world.net.break_some(lambda one: name in one.hosts and self._rng.random() < 0.6)
+        self._world.net.break_some(
+            lambda connection: name in connection.hosts and self._rng.random() < 0.6
+        )
 
 
 class ServiceFaults:
     """Of controllers, of their metadata store and of proxies."""
 
-    def __init__(self, world: ClusterWorld) -> None:
+    def __init__(self, world: FaultyWorld) -> None:
         self._world = world
         self._rng = world.rng
 
@@ -261,13 +301,13 @@ class ServiceFaults:
 
     def proxy(self) -> None:
         world, number = self._world, self._rng.randrange(len(self._world.proxies))
-        if world.routers[number] is None:
+        if not world.proxies[number].up:
             return
         world.trace_line(f"proxy{number} dies")
         world.kill_proxy(number)
 
         def back() -> None:
-            if world.routers[number] is None:
+            if not world.proxies[number].up:
                 world.start_proxy(number)
 
         later(self._world, self._rng.choice((50, 1_000)), back)
@@ -278,7 +318,8 @@ class ServiceFaults:
         if not host.up:
             return
         port = SimPort(world.net, host, self._rng.choice(world.controllers).address)
-        body = pb.FailoverRequest(group=GROUP).SerializeToString()
+        group = world.names[0] if len(world.names) == 1 else self._rng.choice(world.names)
+        body = pb.FailoverRequest(group=group).SerializeToString()
         world.trace_line("a hand-over is asked for")
 
         def heard(answer: bytes | PopmqError) -> None:
@@ -299,12 +340,12 @@ def _start_controller(controller: ControllerNode) -> None:
         controller.start()
 
 
-def some_broker(world: ClusterWorld) -> ClusterBroker:
+def some_broker(world: FaultyWorld) -> ClusterBroker:
     """The master more often than others."""
     masters = world.masters
     return world.rng.choice(masters if masters and world.rng.random() < 0.5 else world.brokers)
 
 
-def later(world: ClusterWorld, ms: int, action: Callable[[], None]) -> None:
+def later(world: FaultyWorld, ms: int, action: Callable[[], None]) -> None:
     """Unless the world is healed by then."""
     world.time.after(ms, lambda: None if world.healed else action())

@@ -42,27 +42,31 @@ class GoldenLog:
         return True
 
     def _compare(self, broker: ClusterBroker, start: int, end: int, *, leads: bool) -> None:
-        found = log_bytes(broker.disk, start, end)
-        if len(found) < end - start:
-            self._complain("log", f"{broker.name}: {len(found)} of {end - start} bytes at {start}")
+        found_log_bytes = log_bytes(broker.disk, start, end)
+        if len(found_log_bytes) < end - start:
+            self._complain(
+                "log", f"{broker.name}: {len(found_log_bytes)} of {end - start} bytes at {start}"
+            )
             return
         known = min(end, len(self.data))
-        if start < known and found[: known - start] != self.data[start:known]:
-            at = next(at for at in range(start, known) if found[at - start] != self.data[at])
+        if start < known and found_log_bytes[: known - start] != self.data[start:known]:
+            at = next(
+                at for at in range(start, known) if found_log_bytes[at - start] != self.data[at]
+            )
             what = f"{broker.name} confirmed other bytes at {at} of {len(self.data)}"
             self._complain("confirmed-replaced", what)
         elif end > known and leads and start <= known:
-            self.data += found[known - start :]
+            self.data += found_log_bytes[known - start :]
         elif end > known:
             self._complain("I10 one-master", f"{broker.name} confirmed {end}, no master did")
 
 
 def log_bytes(disk: SimDisk, start: int, end: int) -> bytes:
     """What programs see of the log between two positions, without an operation of the disk."""
-    found = bytearray()
+    data = bytearray()
     for path, content in sorted(disk.contents(_FOLDER)):
         first = int(path[len(_FOLDER) :])
         last = first + len(content)
         if first < end and last > start:
-            found += content[max(0, start - first) : end - first]
-    return bytes(found)
+            data += content[max(0, start - first) : end - first]
+    return bytes(data)

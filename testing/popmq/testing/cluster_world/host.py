@@ -16,6 +16,7 @@ class Host:
     def __init__(self, name: str, timeline: Timeline, clock: HostClock) -> None:
         self.name = name
         self.clock = clock
+        self.process_clock = timeline.process_clock(clock)
         self.timeline = timeline
         self.life = 0
         self.up = False

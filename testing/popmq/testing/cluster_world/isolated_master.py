@@ -32,7 +32,7 @@ class IsolatedMaster:
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._rng = world.rng
-        self._buffered = next(one for one in world.oracle.readers if one.buffered)
+        self._buffered = next(reader for reader in world.oracle.readers if reader.buffered)
         self._topics = 0
         self._exist: set[str] = set()  # topics of which a refusal said so
         self.spared: ClusterReader | None = None
@@ -54,8 +54,8 @@ class IsolatedMaster:
             self.spared = None
             return
         mine = (master.name, world.proxies[near].name)
-        others = [one.name for one in world.brokers] + [one.name for one in world.proxies]
-        others += [one.host.name for one in world.controllers]
+        others = [broker.name for broker in world.brokers] + [proxy.name for proxy in world.proxies]
+        others += [controller.host.name for controller in world.controllers]
         world.trace_line(f"{mine[0]} and {mine[1]} are cut off from all others")
         for name in sorted(set(others) - set(mine)):
             for own in mine:
@@ -113,7 +113,7 @@ class IsolatedMaster:
         world = self._world
         if self.spared is None or world.healed:
             return
-        if any(one is not master for one in world.masters):
+        if any(broker is not master for broker in world.masters):
             self._take_all(master, near, _ROUNDS)
         else:
             again = partial(self._wait_for_successor, master, near)
@@ -127,7 +127,7 @@ class IsolatedMaster:
         if not rounds:
             self._ask_old(master, near)
             return
-        far = next((at for at, one in enumerate(world.routers) if at != near and one), None)
+        far = next((at for at, router in enumerate(world.routers) if at != near and router), None)
         if far is not None:
             taken = len(world.clients.held)
             self._receive(far)
@@ -136,15 +136,15 @@ class IsolatedMaster:
 
     def _ack(self, taken: int, far: int) -> None:
         held = self._world.clients.held
-        for one in [one for one in held[taken:] if one.reader is self._buffered]:
-            self._world.clients.ack(one, proxy=far)
-            held.remove(one)
+        for history in [item for item in held[taken:] if item.reader is self._buffered]:
+            self._world.clients.ack(history, proxy=far)
+            held.remove(history)
 
     def _ask_old(self, master: ClusterBroker, near: int) -> None:
         world = self._world
         stories = self._buffered.stories.values()
         if master in world.masters and len(world.masters) > 1 and world.routers[near] is not None:
-            acked = any(one.acked == 2 for one in stories)
+            acked = any(history.acked == 2 for history in stories)
             world.tally.hit(States.STALE_RECEIVE, int(acked))
             for _ in range(3):
                 self._receive(near)

@@ -110,25 +110,27 @@ class ClusterOracle:
 
     def _delivered(self, ask: ReceiveRequestHistory, held: DeliveryHistory) -> None:
         message, reader, story = held.message, held.reader, held.history
-        who = delivery_name(held)
+        client = delivery_name(held)
         story.events.append(f"{self.at} t={self.now_ms} {reader.group} got attempt {held.attempt}")
         if message.topic != reader.topic:
-            self.report_violation("topic", f"{who}: was sent to {message.topic}", story)
+            self.report_violation("topic", f"{client}: was sent to {message.topic}", story)
         if message.refused:
-            self.report_violation("bytes", f"{who}: the send was refused", story)
-        self._timer(held, who)
+            self.report_violation("bytes", f"{client}: the send was refused", story)
+        self._timer(held, client)
         if held.attempt > reader.max_attempts:
             self.report_violation(
-                "I8 max-N", f"{who}: the last attempt is {reader.max_attempts}", story
+                "I8 max-N", f"{client}: the last attempt is {reader.max_attempts}", story
             )
         if held.attempt in story.given and not reader.buffered:
             what = "I4 timer-once" if message.delay_ms else "attempts"
-            self.report_violation(what, f"{who}: this attempt was delivered before", story)
+            self.report_violation(what, f"{client}: this attempt was delivered before", story)
         if held.attempt > len(story.given) + 1 + reader.lost_pops + reader.open_pops:
-            self.report_violation("attempts", f"{who}: only {len(story.given)} were seen", story)
+            self.report_violation("attempts", f"{client}: only {len(story.given)} were seen", story)
         late = held.attempt > story.acked_attempt or ask.asked_at > story.acked_at
         if story.acked == 2 and late:
-            self.report_violation("I5 ack-final", f"{who}: delivered after its ack was OK", story)
+            self.report_violation(
+                "I5 ack-final", f"{client}: delivered after its ack was OK", story
+            )
         before = story.given.get(held.attempt - 1)
         if before is not None and reader.renewed:
             self._renewed(held, before)
@@ -136,7 +138,7 @@ class ClusterOracle:
             elapsed_ms = self.log_ms - before.log_ms
             at_once = reader.buffered or (reader.renewed and reader.left)
             if elapsed_ms < before.invisible_ms and not at_once:
-                what = f"{who}: again after {elapsed_ms} of {before.invisible_ms} ms"
+                what = f"{client}: again after {elapsed_ms} of {before.invisible_ms} ms"
                 self.report_violation("I3 no-early", what, story)
 
     def client_heard(self, reader: ClusterReader, asked_log_ms: int) -> None:
@@ -154,15 +156,17 @@ class ClusterOracle:
             what = f"{delivery_name(held)}: its client was heard {silent_ms} ms ago"
             self.report_violation("I3 no-early", what, held.history)
 
-    def _timer(self, held: DeliveryHistory, who: str) -> None:
+    def _timer(self, held: DeliveryHistory, client: str) -> None:
         message = held.message
         if message.due_ms and message.due_ms > _wall(self.now_ms) + self.ahead_ms:
             early_ms = message.due_ms - _wall(self.now_ms) - self.ahead_ms
             self.report_violation(
-                "I3 no-early", f"{who}: {early_ms} ms before it was due", held.history
+                "I3 no-early", f"{client}: {early_ms} ms before it was due", held.history
             )
         if message.cancelled:
-            self.report_violation("I11 cancel-truth", f"{who}: its recall was DONE", held.history)
+            self.report_violation(
+                "I11 cancel-truth", f"{client}: its recall was DONE", held.history
+            )
 
     def _in_order(
         self, ask: ReceiveRequestHistory, held: DeliveryHistory, together: set[int]
@@ -210,8 +214,10 @@ class ClusterOracle:
         elapsed_ms = self.log_ms - held.log_ms
         known = not story.acked or elapsed_ms < OUTCOME_MS
         steady = not held.superseded and not held.asking and story.attempt == held.attempt
-        steady = steady and not held.reader.buffered  # a crash takes what was no record
-        return known and steady and elapsed_ms < held.invisible_ms
+        if held.acked == 2:  # no crash takes that
+            return known and steady
+        # A crash takes what was no record.
+        return known and steady and not held.reader.buffered and elapsed_ms < held.invisible_ms
 
     def acked(self, held: DeliveryHistory, ok: bool, refuse: str) -> None:
         story = held.history

@@ -138,14 +138,14 @@ class SimPort:
 
     def _knock(self, attempt: int, name: str) -> None:
         """At the other side."""
-        net, found = self._net, self._net.listener(self.address)
-        if found is None:
+        net, listener = self._net, self._net.listener(self.address)
+        if listener is None:
             if net.is_off(self.address):
                 return
             back = partial(self._refused, attempt, "connection refused")
             net.carry(name, self._host.name, partial(self._host.post, back))
             return
-        server, port = found
+        server, port = listener
 
         def accept() -> None:
             connection = SimConnection(net, self, self._host, server, port)
@@ -204,7 +204,9 @@ class SimConnection(NetworkConnection):
     def ask(self, number: int, kind: Kind, body: bytes, timeout_ms: int) -> None:
         net = self._net
         arrive = partial(self._arrived, number, kind, body, timeout_ms)
-        self._send(0, arrive)
+        send = partial(self._send, 0, arrive)
+        if not net.held.hold(kind, send, answer=False):
+            send()
         if kind >= _REPEATED_KINDS and net.manners.twice > net.rng.random():
             net.tally.hit(NetSometimes.TWICE)
             self._send(0, partial(self._arrived, -number, kind, body, timeout_ms))
@@ -325,8 +327,9 @@ class SimConnection(NetworkConnection):
             return
         if kind is _POP:
             self._answered[number] = port_id
-        if number > 0:
-            self._send(1, partial(self._asker.answered, number, answer))
+        send = partial(self._send, 1, partial(self._asker.answered, number, answer))
+        if number > 0 and not self._net.held.hold(kind, send, answer=True):
+            send()
 
     def _cancelled(self, number: int) -> None:
         port_id = self._in_flight.pop(number, None)

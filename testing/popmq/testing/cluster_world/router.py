@@ -57,55 +57,55 @@ class Router:
         """`on_unknown` hears at once of each try whose end nobody knows."""
         self._numbers += 1
         due_ms = self._host.clock.boot_ms() + timeout_ms
-        one = _RoutedRequest(group, kind, body, due_ms, on_answer, on_unknown)
-        self._open[self._numbers] = one
-        self._try(self._numbers, one)
+        request = _RoutedRequest(group, kind, body, due_ms, on_answer, on_unknown)
+        self._open[self._numbers] = request
+        self._try(self._numbers, request)
         return self._numbers
 
     def cancel(self, number: int) -> None:
         """The client is gone."""
-        one = self._open.pop(number, None)
-        if one is not None and one.port is not None:
-            one.port.cancel(one.request_id)
+        request = self._open.pop(number, None)
+        if request is not None and request.port is not None:
+            request.port.cancel(request.request_id)
 
     # -- tries
 
-    def _try(self, number: int, one: "_RoutedRequest") -> None:
-        if self._open.get(number) is not one:
+    def _try(self, number: int, request: "_RoutedRequest") -> None:
+        if self._open.get(number) is not request:
             return
-        left_ms = one.due_ms - self._host.clock.boot_ms()
-        port = self._port(one.group)
+        left_ms = request.due_ms - self._host.clock.boot_ms()
+        port = self._port(request.group)
         if left_ms <= 0:
-            self._end(number, one, DeadlineExceeded("no master in time"))
+            self._end(number, request, DeadlineExceeded("no master in time"))
         elif port is None or not port.usable:
-            self._again(number, one)
+            self._again(number, request)
         else:
-            one.port = port
-            one.request_id = port.request(
-                one.kind, one.body, left_ms, partial(self._heard, number, one)
+            request.port = port
+            request.request_id = port.request(
+                request.kind, request.body, left_ms, partial(self._heard, number, request)
             )
 
-    def _heard(self, number: int, one: "_RoutedRequest", answer: bytes | PopmqError) -> None:
-        one.port = None
-        if self._open.get(number) is not one:
+    def _heard(self, number: int, request: "_RoutedRequest", answer: bytes | PopmqError) -> None:
+        request.port = None
+        if self._open.get(number) is not request:
             return
         code = answer.code if isinstance(answer, PopmqError) else Code.OK
         if code is Code.PROXY_TIMEOUT or isinstance(answer, Unavailable):
-            one.unknown += 1
-            one.on_unknown()
+            request.unknown += 1
+            request.on_unknown()
         if code in (Code.NOT_MASTER, Code.HA_NOT_AVAILABLE):
-            one.refusal = answer
+            request.refusal = answer
             self.retried += 1
-            self._again(number, one)
+            self._again(number, request)
         else:
-            self._end(number, one, answer)
+            self._end(number, request, answer)
 
-    def _again(self, number: int, one: "_RoutedRequest") -> None:
-        self._host.after(self._rng.choice(_RETRY_MS), partial(self._try, number, one))
+    def _again(self, number: int, request: "_RoutedRequest") -> None:
+        self._host.after(self._rng.choice(_RETRY_MS), partial(self._try, number, request))
 
-    def _end(self, number: int, one: "_RoutedRequest", answer: bytes | PopmqError) -> None:
+    def _end(self, number: int, request: "_RoutedRequest", answer: bytes | PopmqError) -> None:
         del self._open[number]
-        one.on_answer(answer, one.unknown)
+        request.on_answer(answer, request.unknown)
 
     # -- routes
 
@@ -119,8 +119,8 @@ class Router:
 
     def _follow(self, controller: SimPort, version: int) -> None:
         body = RoutesRequest(known_version=version, wait_ms=_WAIT_MS).SerializeToString()
-        told = partial(self._told, controller, version)
-        controller.request(Kind.ROUTES, body, _WAIT_MS + 5_000, told)
+        reply = partial(self._told, controller, version)
+        controller.request(Kind.ROUTES, body, _WAIT_MS + 5_000, reply)
 
     def _told(self, controller: SimPort, version: int, answer: bytes | PopmqError) -> None:
         wait_ms = _AGAIN_MS
@@ -128,10 +128,10 @@ class Router:
             reply = RoutesReply.FromString(answer)
             wait_ms = 50 if reply.version == version else 0
             version = reply.version
-            for one in reply.brokers:
+            for broker in reply.brokers:
                 # Of two controllers, one may be behind.
-                if one.epoch >= self._routes.get(one.broker, (0, ""))[0]:
-                    self._routes[one.broker] = (one.epoch, one.address)
+                if broker.epoch >= self._routes.get(broker.broker, (0, ""))[0]:
+                    self._routes[broker.broker] = (broker.epoch, broker.address)
         self._host.after(wait_ms, partial(self._follow, controller, version))
 
 

@@ -26,7 +26,8 @@ class ClusterRun:
     def __init__(self, seed: int) -> None:
         world = self.world = ClusterWorld(seed)
         rng = self.rng = world.rng
-        self.faults = ClusterFaults(world)
+        self.apart = IsolatedMaster(world)
+        self.faults = ClusterFaults(world, [(self.apart.begin, 3)])
         self._beat_ms = rng.choice(_BEATS_MS)
         self._moves: list[tuple[Callable[[], None], float]] = [
             (lambda: world.clients.send(NORMAL), 10),
@@ -61,20 +62,20 @@ class ClusterRun:
             if not oracle.violations:
                 world.heal()
                 drain(world)
-                self.faults.apart.check_topics()
+                self.apart.check_topics()
         except Exception as error:
             oracle.violations.append(broken(error))
         for violation in oracle.violations:
             world.trace_line(str(violation))
-        found = SeedResult(world.seed, oracle.violations, world.trace, world.tally)
-        found.module = "cluster"
-        return found
+        result = SeedResult(world.seed, oracle.violations, world.trace, world.tally)
+        result.module = "cluster"
+        return result
 
     def _first_act(self) -> None:
         """Some seeds begin with one of these, and nothing else is wrong meanwhile."""
         world = self.world
         if self.rng.random() < _APART:
-            self.faults.apart.begin()
+            self.apart.begin()
             world.go(IsolatedMaster.LASTS_MS)
         elif world.settings.replication.tail_bytes >= _LONG_TAIL:
             Succession(world).begin()
@@ -103,9 +104,9 @@ class ClusterRun:
 
     def _receive(self) -> None:
         rng, world = self.rng, self.world
-        spared = self.faults.apart.spared
+        spared = self.apart.spared
         world.clients.receive(
-            rng.choice([one for one in world.oracle.readers if one is not spared]),
+            rng.choice([reader for reader in world.oracle.readers if reader is not spared]),
             limit=rng.choice((1, 4, 16)),
             invisible_ms=rng.choice(INVISIBLE_MS),
             poll_ms=rng.choice((0, 0, 500, 3_000)),
@@ -132,6 +133,10 @@ class ClusterRun:
             self.world.clients.change(held, self.rng.choice((1, 800, 5_000)))
 
     def _recall(self) -> None:
-        some = [one for one in self.world.oracle.messages[-60:] if one.due_ms and one.ok_at]
+        some = [
+            message
+            for message in self.world.oracle.messages[-60:]
+            if message.due_ms and message.ok_at
+        ]
         if some:
             self.world.clients.recall(self.rng.choice(some))

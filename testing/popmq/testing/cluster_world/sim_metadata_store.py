@@ -6,9 +6,9 @@ controllers may rely on.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from popmq.controller.group_record import GroupRecord
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     MetadataStoreUnavailable,
     OnRead,
@@ -29,6 +29,10 @@ class MetadataStoreFaults:
     stale: float = 0.0  # of reads: an older record is answered
     late: float = 0.0  # of silent writes: written seconds later, if it still can be
     away: bool = False
+    away_from: set[str] = field(default_factory=set)  # hosts that do not reach it
+
+    def out_of_reach(self, host: Host) -> bool:
+        return self.away or host.name in self.away_from
 
 
 class SimMetadataStore:
@@ -42,19 +46,19 @@ class SimMetadataStore:
         self.on_write: Callable[[str, GroupRecord | None, GroupRecord], None] = _nothing
 
     def newest(self, key: str) -> GroupRecord | None:
-        found = self.history.get(key)
-        return found[-1] if found else None
+        group_records = self.history.get(key)
+        return group_records[-1] if group_records else None
 
-    def fits(self, found: GroupRecord | None, expected_version: int) -> bool:
-        return (found.version if found else 0) == expected_version
+    def fits(self, record: GroupRecord | None, expected_version: int) -> bool:
+        return (record.version if record else 0) == expected_version
 
     def write(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
-        found = self.newest(key)
-        if not self.fits(found, expected_version):
+        found_record = self.newest(key)
+        if not self.fits(found_record, expected_version):
             self.tally.hit(NetSometimes.CONFLICT)
-            return WriteResult(WriteOutcome.CONFLICT, found)
+            return WriteResult(WriteOutcome.CONFLICT, found_record)
         self.history.setdefault(key, []).append(record)
-        self.on_write(key, found, record)
+        self.on_write(key, found_record, record)
         return WriteResult(WriteOutcome.WRITTEN, record)
 
 
@@ -68,18 +72,18 @@ class HostMetadataStore:
     def read(self, key: str, then: OnRead) -> None:
         shared, life = self._shared, self._host.life
         old = shared.history.get(key, [])
-        found: GroupRecord | MetadataStoreUnavailable | None = shared.newest(key)
-        if shared.manners.away:
-            found = MetadataStoreUnavailable("the simulated store is away")
+        answer: GroupRecord | MetadataStoreUnavailable | None = shared.newest(key)
+        if shared.manners.out_of_reach(self._host):
+            answer = MetadataStoreUnavailable("the simulated store is away")
         elif len(old) > 1 and shared.rng.random() < shared.manners.stale:
             shared.tally.hit(NetSometimes.STALE_READ)
-            found = shared.rng.choice(old[-4:-1])
-        self._later(life, lambda: then(found))
+            answer = shared.rng.choice(old[-4:-1])
+        self._later(life, lambda: then(answer))
 
     def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
         shared, manners, life = self._shared, self._shared.manners, self._host.life
         rng = shared.rng
-        if manners.away:
+        if manners.out_of_reach(self._host):
             self._later(life, lambda: then(WriteResult(WriteOutcome.UNKNOWN, None, "away")))
             return
         if rng.random() >= manners.silent:

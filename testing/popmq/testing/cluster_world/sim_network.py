@@ -9,8 +9,9 @@ more than TCP would do, so that no rule rests on TCP.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from popmq.common.protocol.messaging_payloads import Port
+from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.sometimes_states import NetSometimes
 from popmq.testing.cluster_world.timeline import Action, Timeline
@@ -40,12 +41,31 @@ class NetworkFaults:
     patience_ms: int = 8_000  # how long TCP repeats, before it calls a connection dead
 
 
+class HeldFrames(Protocol):
+    """Frames that a world keeps back for longer than the network does."""
+
+    def hold(self, kind: Kind, arrive: Action, *, answer: bool) -> bool:
+        """Whether it calls `arrive` itself, later."""
+        ...
+
+
+class NoHeldFrames:
+    def hold(self, kind: Kind, arrive: Action, *, answer: bool) -> bool:
+        return False
+
+
 class SimNet:
     """Who listens where, and what lies between; `cluster_port` has the connections."""
 
     def __init__(
-        self, timeline: Timeline, rng: random.Random, tally: StateCounts, manners: NetworkFaults
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        tally: StateCounts,
+        manners: NetworkFaults,
+        held: HeldFrames | None = None,
     ) -> None:
+        self.held = held or NoHeldFrames()
         self.timeline = timeline
         self.rng = rng
         self.tally = tally
@@ -63,8 +83,8 @@ class SimNet:
 
     def listener(self, address: str) -> tuple[Host, Port] | None:
         """Whoever is up and listens there."""
-        found = self.listeners.get(address)
-        return found if found is not None and found[0].up else None
+        listener = self.listeners.get(address)
+        return listener if listener is not None and listener[0].up else None
 
     def is_off(self, address: str) -> bool:
         """Whether the machine behind an address says nothing at all."""
@@ -124,10 +144,12 @@ class SimNet:
 
     def break_some(self, chosen: Callable[["NetworkConnection"], bool]) -> int:
         """Both ends of these connections are told that they are lost; returns how many."""
-        found = [one for one in list(self.connections.values()) if chosen(one)]
-        for connection in found:
+        connections = [
+            connection for connection in list(self.connections.values()) if chosen(connection)
+        ]
+        for connection in connections:
             connection.break_off("the connection was reset")
-        return len(found)
+        return len(connections)
 
     def process_ended(self, host: Host, *, quietly: bool) -> None:
         """Its connections end; `quietly`: the machine is off and nobody says so."""

@@ -1,4 +1,4 @@
-"""Three masters in a row: what only the first and the third had is cut, and written anew.
+"""Three masters in a row: what only the first and the third had is cut, and written again.
 
 The first one's newest bytes reach one slave only, and die with it. The other slave leads next, so
 the first slave cuts them and takes others in their place; then it leads itself, and gives those,
@@ -30,13 +30,15 @@ class Succession:
 
     def begin(self) -> None:
         world = self._world
-        if len(world.masters) != 1 or any(one.node is None for one in world.brokers):
+        if len(world.masters) != 1 or any(broker.node is None for broker in world.brokers):
             return
         first = world.masters[0]
-        second, third = world.rng.sample([one for one in world.brokers if one is not first], 2)
+        second, third = world.rng.sample(
+            [broker for broker in world.brokers if broker is not first], 2
+        )
         world.trace_line(f"{first.name}, {second.name} and {third.name} are to lead in turn")
         # Controllers take it for dead, and elect the other one; it copies what it is given.
-        self._cut(third, [one.host.name for one in world.controllers])
+        self._cut(third, [controller.host.name for controller in world.controllers])
         self._later(_UNHEARD_MS, lambda: self._alone(first, second, third))
 
     def _alone(self, first: ClusterBroker, second: ClusterBroker, third: ClusterBroker) -> None:

@@ -9,6 +9,7 @@ from popmq.broker.ha.role import BrokerRole
 from popmq.broker.ha.sync_state import SyncState
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.persistence.state_hashes import StateHashes
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import (
     GroupSettings,
@@ -18,7 +19,6 @@ from popmq.common.settings.settings import (
     StoreSettings,
     TimerSettings,
 )
-from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_world.broker import IDLE_MS, ClusterBroker
 from popmq.testing.cluster_world.clients import DELAY, FIFO, GROUP, NORMAL, QUICK, ClusterClients
 from popmq.testing.cluster_world.controller import ControllerNode
@@ -30,7 +30,7 @@ from popmq.testing.cluster_world.router import Router
 from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 from popmq.testing.cluster_world.sim_network import NetworkFaults, SimNet
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes, NetSometimes
-from popmq.testing.cluster_world.timeline import HostClock, Timeline
+from popmq.testing.cluster_world.timeline import MOVING_SEEDS, HostClock, Timeline
 from popmq.testing.harness.invariants import broken_invariant
 from popmq.testing.harness.sometimes import StateCounts
 
@@ -47,7 +47,7 @@ class ClusterWorld:
         self.trace: list[str] = []
         self.tally = StateCounts(ClusterSometimes, NetSometimes)
         self.oracle = ClusterOracle()
-        self.time = Timeline(rng)
+        self.time = Timeline(rng, moves=seed >= MOVING_SEEDS)
         self.net = SimNet(self.time, rng, self.tally, _manners(rng))
         self.records = SimMetadataStore(self.time, rng, self.tally)
         self.records.on_write = self._written
@@ -58,6 +58,7 @@ class ClusterWorld:
         self._far = random.Random(f"far {seed}")
         self.far = self._far.random() < 0.25
         self.settings = _settings(rng)
+        self.names = [GROUP]
         self.controllers = [self._controller(f"x{number}") for number in range(2)]
         self.brokers = [self._broker(name) for name in "abc"]
         self.proxies = [self._host(f"proxy{number}") for number in range(PROXIES)]
@@ -73,7 +74,7 @@ class ClusterWorld:
             ClusterReader("r", NORMAL, 40, renewed=True),
         ]
         self.in_memory = MemorySends()
-        self.clients.on_memory = lambda one: self.in_memory.on_reply(one, self.golden.data)
+        self.clients.on_memory = lambda message: self.in_memory.on_reply(message, self.golden.data)
         self._logs = LogHistory(self.oracle, self.tally)
         self._offsets = CommittedOffsets(self.oracle)
         self._offsets_due_ms = 0
@@ -109,7 +110,7 @@ class ClusterWorld:
             self._host(name),
             self.settings,
             self.rng,
-            controllers=[one.address for one in self.controllers],
+            controllers=[controller.address for controller in self.controllers],
             note=self.trace_line,
             on_broken=self._broken,
             on_moved=self._moved,
@@ -124,6 +125,9 @@ class ClusterWorld:
         self.tally.hit(ClusterSometimes.SLOW_DISK, int(max(takes_ms) > 100))
         broker.sync_ms = lambda: self.rng.choice(takes_ms)
 
+    def clock_was_set(self, broker: ClusterBroker) -> None:
+        self.oracle.wall_error(broker.host.clock.error_ms)
+
     def start(self) -> None:
         for controller in self.controllers:
             controller.start()
@@ -135,7 +139,7 @@ class ClusterWorld:
     def start_proxy(self, number: int) -> None:
         host = self.proxies[number]
         host.boot()
-        addresses = [one.address for one in self.controllers]
+        addresses = [controller.address for controller in self.controllers]
         self.routers[number] = Router(self.net, host, addresses, self.rng)
         self.clients.proxy_is_back()
 
@@ -228,14 +232,14 @@ class ClusterWorld:
 
     def _broken(self, broker: ClusterBroker, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-4:]
-        places = "; ".join(f"{one.name}, line {one.lineno}: {one.line}" for one in where)
+        places = "; ".join(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
         what = f"{broker.name}: {type(error).__name__}: {error} {places}"
         self.oracle.report_violation("I0 broken", what)
 
     def _written(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
         if key != GROUP:
             return
-        names = [self.name(one) for one in new.sync_state_set]
+        names = [self.name(member) for member in new.sync_state_set]
         self.trace_line(
             f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} set {names}"
         )
@@ -260,8 +264,8 @@ class ClusterWorld:
     @property
     def masters(self) -> list[ClusterBroker]:
         """Who lets clients in."""
-        found = [one for one in self.brokers if one.node is not None]
-        return [one for one in found if one.node and one.node.gate.clients.is_open]
+        brokers = [broker for broker in self.brokers if broker.node is not None]
+        return [broker for broker in brokers if broker.node and broker.node.gate.clients.is_open]
 
     def heal(self) -> None:
         """Nothing fails any more, and who is away comes back."""
@@ -345,7 +349,7 @@ class LogHistory:
         self._tally.hit(ClusterSometimes.CATCH_UP, int(caught_up))
 
     def count_renewals(self, broker: ClusterBroker, node: BrokerNode) -> None:
-        renewed = node.broker.revive.renewed
+        renewed = node.broker.pop.revive.renewed
         self._tally.hit(ClusterSometimes.RENEWED, int(renewed > self._renewed.get(broker.name, 0)))
         self._renewed[broker.name] = renewed
 
@@ -435,4 +439,4 @@ class MemorySends:
             if message.head in new:
                 message.excused = False
                 message.settled = True
-        self._waiting = [one for one in self._waiting if not one.settled]
+        self._waiting = [message for message in self._waiting if not message.settled]

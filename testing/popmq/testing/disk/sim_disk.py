@@ -40,9 +40,9 @@ class SimDisk:
         names: dict[str, FileContent] = {}
         for path in sorted(self._names.keys() | self._kept_names.keys()):
             new, old = self._names.get(path), self._kept_names.get(path)
-            found = new if new is old or self.losses.name_survives(loss) else old
-            if found is not None:
-                names[path] = found
+            file_content = new if new is old or self.losses.name_survives(loss) else old
+            if file_content is not None:
+                names[path] = file_content
         for content in {id(content): content for content in names.values()}.values():
             if content.pending:
                 self.losses.drop_replies(content, loss)
@@ -66,7 +66,7 @@ class SimDisk:
     def lose_folder(self, folder: str) -> None:
         """Somebody removes a folder, or a file, while the broker is down."""
         for names in (self._names, self._kept_names):
-            for path in [one for one in names if one == folder or one.startswith(folder + "/")]:
+            for path in [name for name in names if name == folder or name.startswith(folder + "/")]:
                 del names[path]
 
     def durable(self, path: str) -> bytes:
@@ -80,26 +80,26 @@ class SimDisk:
 
     def copy_of_durable(self) -> "SimDisk":
         """Another disk with what would be there if the power went now and nothing more lasted."""
-        made = SimDisk(random.Random(0))
+        disk = SimDisk(random.Random(0))
         for path, content in self._kept_names.items():
-            copied = made._names[path] = made._kept_names[path] = FileContent()
+            copied = disk._names[path] = disk._kept_names[path] = FileContent()
             copied.now[:] = copied.kept[:] = content.kept
-        return made
+        return disk
 
     def image(self) -> bytes:
         """A hash of all that programs see, of what is on the platter, and of what is between."""
-        found = blake2b(digest_size=16)
+        digest = blake2b(digest_size=16)
         for names in (self._names, self._kept_names):
             for path in sorted(names):
                 content = names[path]
                 same = self._names.get(path) is content
-                found.update(f"{path}\0{same}\0{len(content.now)}\0{len(content.kept)}".encode())
-                found.update(content.now)
-                found.update(content.kept)
+                digest.update(f"{path}\0{same}\0{len(content.now)}\0{len(content.kept)}".encode())
+                digest.update(content.now)
+                digest.update(content.kept)
                 for offset, data in content.pending:
-                    found.update(f"{offset}\0{-1 if data is None else len(data)}".encode())
-                    found.update(data or b"")
-        return found.digest()
+                    digest.update(f"{offset}\0{-1 if data is None else len(data)}".encode())
+                    digest.update(data or b"")
+        return digest.digest()
 
     @property
     def unsynced(self) -> bool:
@@ -126,8 +126,8 @@ class SimDisk:
         self.before()
         prefix = folder + "/"
         start = len(prefix)
-        found = {path[start:].split("/", 1)[0] for path in self._names if path.startswith(prefix)}
-        return sorted(found)
+        names = {path[start:].split("/", 1)[0] for path in self._names if path.startswith(prefix)}
+        return sorted(names)
 
     def make_folder(self, path: str) -> None:
         return
@@ -169,6 +169,9 @@ class SimDisk:
             return 1 << 40, 1 << 40
         used = sum(len(content.now) for content in self._names.values())
         return budget, used + budget
+
+    def open_limit(self) -> int:
+        return 1_000  # seeds keep their meaning: opening a file again may fail in a new place
 
     def part_of(self, size: int) -> int:
         """How much of a write that fails was written."""

@@ -1,5 +1,8 @@
 """Clocks that a test turns."""
 
+import random
+from collections.abc import Callable
+
 from popmq.common.clock import Clock, SystemClock
 
 
@@ -34,6 +37,52 @@ class TickingClock(ManualClock):
     def boot_ms(self) -> int:
         self.advance(1)
         return super().boot_ms()
+
+
+SHARES = (0.0, 0.01, 0.1, 0.5)  # of the readings that come later than the one before
+_LATER_MS = (1, 1, 1, 1, 1, 1, 2, 7)
+
+
+class MovingClock:
+    """What a simulated process reads: time passes within a step, so two readings may differ.
+
+    `pass_time` moves the simulation's own clock, which reads without moving anything. A share of
+    0 is a step that takes no time; the seed draws one of SHARES.
+    """
+
+    def __init__(self, clock: Clock, pass_time: Callable[[int], None], rng: random.Random) -> None:
+        self._clock = clock
+        self._pass_time = pass_time
+        # A generator of its own: what else the seed draws does not depend on the readings.
+        own = random.Random()
+        own.setstate(rng.getstate())
+        own.seed(own.getrandbits(64))
+        self._rng = own
+        self._share = own.choice(SHARES)
+
+    def wall_ms(self) -> int:
+        self._move()
+        return self._clock.wall_ms()
+
+    def boot_ms(self) -> int:
+        self._move()
+        return self._clock.boot_ms()
+
+    def stand_still(self) -> None:
+        """A step takes no time."""
+        self._share = 0.0
+
+    def slow_down(self) -> None:
+        """From here on little time passes within a step: how late something is, is judged."""
+        self._share = min(self._share, SHARES[1])
+
+    def seed(self, state: bytes) -> None:
+        """Draw from here on as any other process that is in this state."""
+        self._rng.seed(state)
+
+    def _move(self) -> None:
+        if self._rng.random() < self._share:
+            self._pass_time(self._rng.choice(_LATER_MS))
 
 
 class MachineClock:

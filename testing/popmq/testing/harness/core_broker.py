@@ -161,9 +161,9 @@ class CoreBroker:
         type: MessageType = MessageType.NORMAL,
         permission: Permission = Permission.READ_WRITE,
     ) -> TopicConfig:
-        made = self.broker.registry.create_topic(TopicConfig(0, name, queues, type, permission))
+        topic = self.broker.registry.create_topic(TopicConfig(0, name, queues, type, permission))
         self.run_until_idle()
-        return made
+        return topic
 
     def group(
         self,
@@ -174,13 +174,13 @@ class CoreBroker:
         start_at: StartAt = StartAt.OLDEST,
         check_points: CheckPoints = CheckPoints.DURABLE,
     ) -> SubscriptionGroup:
-        made = self.broker.registry.create_group(
+        group = self.broker.registry.create_group(
             SubscriptionGroup(
                 0, name, type, max_attempts, start_at=start_at, check_points=check_points
             )
         )
         self.run_until_idle()
-        return made
+        return group
 
     def send(
         self,
@@ -282,7 +282,7 @@ def pop(
 
 def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
     """What was delivered, sorted: queues are visited in no order that matters."""
-    return sorted(one.head for one in deliveries)
+    return sorted(delivery.head for delivery in deliveries)
 
 
 def tagged(tag: str) -> bytes:

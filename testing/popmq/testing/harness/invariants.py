@@ -8,8 +8,8 @@ from popmq.broker.core.broker import Broker
 def broken_invariant(broker: Broker) -> str:
     """The first invariant that does not hold, and where it is stated; empty when all hold."""
     tables = (
-        *(broker.table, broker.buffer, broker.redriven),
-        *(broker.transactions.table, broker.lites.subscriptions),
+        *(broker.table, broker.buffer, broker.deliveries.redriven),
+        *(broker.deliveries.described, broker.transactions.table, broker.lites.subscriptions),
     )
     for table in tables:
         try:

@@ -2,6 +2,5 @@
 
 Always holds: One seed gives one trace.
 
-May import: cluster_world, disk, harness, oracle, sim, popmq.broker, popmq.common,
-popmq.controller.
+May import: cluster_world, disk, harness, oracle, sim, popmq.broker, popmq.common.
 """

@@ -2,7 +2,7 @@
 
 The cores are the product's (identity, EpochFile, SyncState, the payloads); log and shell are
 made of a few lines, one method for each rule, so that a mistake can be planted in each
-(docs/concepts/simulator.md, "The light replicas").
+(docs/reference/cluster-simulator.md, "The light replicas").
 """
 
 from collections.abc import Callable, Sequence
@@ -176,14 +176,16 @@ class ModelNode:
             min_in_sync=self.replication.min_in_sync,
             confirmed=self.confirmed,
         )
-        now_ms = self.host.clock.boot_ms()
+        now_ms = self.host.process_clock.boot_ms()
         self._heard_ms = dict.fromkeys(record.sync_state_set, now_ms)
         self._caught_ms = dict(self._heard_ms)
         self._flush()
 
     def _become_slave(self, record: pb.GroupRecord, members: Sequence[pb.Member]) -> None:
-        found = [one.broker.address for one in members if one.broker.store_id == record.leader]
-        address = found[0] if found else ""
+        addresses = [
+            member.broker.address for member in members if member.broker.store_id == record.leader
+        ]
+        address = addresses[0] if addresses else ""
         if not address:
             return
         if self.slave is not None and self.slave.follows(record.epoch, address):
@@ -244,7 +246,7 @@ class ModelNode:
 
     def _fetch(self, asked: Fetch, on_reply: OnReply) -> None:
         self._checked(asked.epoch, asked.store_id, asked.session)
-        self._heard_ms[asked.store_id] = self.host.clock.boot_ms()
+        self._heard_ms[asked.store_id] = self.host.process_clock.boot_ms()
         self._fetches.append((asked, on_reply))
         self.host.after(asked.wait_ms, partial(self._answer_fetches, asked))
         self._answer_fetches()
@@ -271,7 +273,7 @@ class ModelNode:
 
     def _take_ack(self, asked: Acked) -> bytes:
         sync = self._checked(asked.epoch, asked.store_id, asked.session)
-        now_ms = self.host.clock.boot_ms()
+        now_ms = self.host.process_clock.boot_ms()
         self._heard_ms[asked.store_id] = now_ms
         if asked.position + _CLOSE_BYTES >= self.log.end:
             self._caught_ms[asked.store_id] = now_ms
@@ -284,8 +286,8 @@ class ModelNode:
     def _confirm(self) -> None:
         assert self.sync is not None
         self.know_confirmed(self.sync.confirmed)
-        released = [one for one in self._waiting if one[0] <= self.confirmed]
-        self._waiting = [one for one in self._waiting if one[0] > self.confirmed]
+        released = [waiter for waiter in self._waiting if waiter[0] <= self.confirmed]
+        self._waiting = [waiter for waiter in self._waiting if waiter[0] > self.confirmed]
         for _, on_reply in released:
             on_reply(b"")
         self._answer_fetches()
@@ -308,56 +310,56 @@ class ModelNode:
 
     def _change_set(self) -> None:
         """Shrink, expand, cancel, or ask once more for what was proposed."""
-        sync, now_ms = self.sync, self.host.clock.boot_ms()
+        sync, now_ms = self.sync, self.host.process_clock.boot_ms()
         if sync is None:
             return
-        silent = {one: now_ms - at for one, at in self._heard_ms.items()}
-        behind = {one: now_ms - at for one, at in self._caught_ms.items()}
-        wanted = sync.proposal
+        silent = {member: now_ms - at for member, at in self._heard_ms.items()}
+        behind = {member: now_ms - at for member, at in self._caught_ms.items()}
+        requested = sync.proposal
         if sync.pending:
             limit_ms = self._give_up_ms
-            gone = [one for one in sync.pending if silent.get(one, limit_ms) >= limit_ms]
+            gone = [member for member in sync.pending if silent.get(member, limit_ms) >= limit_ms]
             if gone and now_ms - self._pending_ms > limit_ms:
                 self._pending_ms = now_ms
-                wanted = self.give_up(gone[0]) or wanted
-        elif wanted is None:
-            for one in sorted(sync.members - {sync.own_id}):
-                if behind.get(one, LAGGARD_MS) >= LAGGARD_MS:
-                    wanted = wanted or sync.shrink(one)
-            for one in sorted(sync.acked.keys() - sync.maximal_set):
-                if silent.get(one, LAGGARD_MS) < LAGGARD_MS // 2:
+                requested = self.give_up(gone[0]) or requested
+        elif requested is None:
+            for member in sorted(sync.members - {sync.own_id}):
+                if behind.get(member, LAGGARD_MS) >= LAGGARD_MS:
+                    requested = requested or sync.shrink(member)
+            for member in sorted(sync.acked.keys() - sync.maximal_set):
+                if silent.get(member, LAGGARD_MS) < LAGGARD_MS // 2:
                     self._pending_ms = now_ms
-                    wanted = wanted or sync.expand(one)
-        if wanted is not None and self.rng.random() < 0.5:
-            self._alter(wanted)
+                    requested = requested or sync.expand(member)
+        if requested is not None and self.rng.random() < 0.5:
+            self._alter(requested)
 
     def give_up(self, store_id: str) -> AlterSyncStateSet | None:
         assert self.sync is not None
         return self.sync.cancel()
 
-    def _alter(self, wanted: AlterSyncStateSet) -> None:
+    def _alter(self, requested: AlterSyncStateSet) -> None:
         body = pb.AlterSyncStateSetRequest(
             cluster=CLUSTER,
             group=GROUP,
             leader=self.identity.store_id,
-            epoch=wanted.epoch,
-            expected_version=wanted.expected_version,
-            sync_state_set=sorted(wanted.sync_state_set),
+            epoch=requested.epoch,
+            expected_version=requested.expected_version,
+            sync_state_set=sorted(requested.sync_state_set),
         ).SerializeToString()
 
         def heard(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):
-                self.alter_failed(wanted)
+                self.alter_failed(requested)
                 return
             reply = pb.AlterSyncStateSetReply.FromString(answer)
             if reply.HasField("record"):
                 self.obey(reply.record, ())
             elif reply.outcome == pb.AlterSyncStateSetReply.UNKNOWN:
-                self.alter_failed(wanted)
+                self.alter_failed(requested)
 
         self.rng.choice(self._controllers).request(Kind.ALTER_SYNC_STATE_SET, body, 1_000, heard)
 
-    def alter_failed(self, wanted: AlterSyncStateSet) -> None:
+    def alter_failed(self, requested: AlterSyncStateSet) -> None:
         """Nobody knows whether it was written; what is known is what is read (R18, R20)."""
 
     # -- disk
@@ -469,8 +471,8 @@ class ModelSlave:
         if not self.agreed or self._over:
             return
         body = encode_acked(Acked(self.epoch, self._node.identity.store_id, self.session, position))
-        heard = partial(self._confirmed, self._attempt)
-        self._port.request(Kind.ACKED, body, 1_000, heard)
+        connected = partial(self._confirmed, self._attempt)
+        self._port.request(Kind.ACKED, body, 1_000, connected)
 
     # -- inside
 

@@ -59,9 +59,9 @@ class _Run:
             world.violations.append(broken(error))
         for violation in world.violations:
             world.trace_line(str(violation))
-        found = SeedResult(world.seed, world.violations, world.trace, world.tally)
-        found.world, found.module = "--light ", "cluster"
-        return found
+        result = SeedResult(world.seed, world.violations, world.trace, world.tally)
+        result.world, result.module = "--light ", "cluster"
+        return result
 
     def _go(self, ms: int) -> None:
         world = self.world
@@ -71,7 +71,11 @@ class _Run:
 
     def _replica(self) -> ModelReplica:
         """The master more often than others."""
-        masters = [one for one in self.world.replicas if one.node is not None and one.node.sync]
+        masters = [
+            replica
+            for replica in self.world.replicas
+            if replica.node is not None and replica.node.sync
+        ]
         some = masters if masters and self.rng.random() < 0.5 else self.world.replicas
         return self.rng.choice(some)
 
@@ -100,7 +104,7 @@ class _Run:
         record = world.records.newest(GROUP)
         if replica.node is None or record is None:
             return
-        whole = {one.store_id for one in world.replicas}
+        whole = {replica.store_id for replica in world.replicas}
         if not whole.issuperset(record.sync_state_set):
             return
         if not set(record.sync_state_set) - {replica.store_id}:
@@ -129,18 +133,18 @@ class _Run:
 
     def _hosts(self) -> list[str]:
         world = self.world
-        replicas = [one.host.name for one in world.replicas]
-        return [*replicas, *(one.host.name for one in world.controllers)]
+        replicas = [replica.host.name for replica in world.replicas]
+        return [*replicas, *(controller.host.name for controller in world.controllers)]
 
     def _isolate(self) -> None:
         """One broker from the other brokers, from the controllers, or from both."""
         name = self._replica().host.name
-        others = [one for one in self._hosts() if one != name]
+        others = [host for host in self._hosts() if host != name]
         match self.rng.choice(("all", "brokers", "controllers", "one controller")):
             case "brokers":
-                others = [one for one in others if one[0] != "x"]
+                others = [host for host in others if host[0] != "x"]
             case "controllers":
-                others = [one for one in others if one[0] == "x"]
+                others = [host for host in others if host[0] == "x"]
             case "one controller":
                 others = [self.rng.choice(("x0", "x1"))]
             case _:
@@ -162,7 +166,9 @@ class _Run:
     def _reset(self) -> None:
         name = self._replica().host.name
         self.world.trace_line(f"connections of {name} break")
-        self.world.net.break_some(lambda one: name in one.hosts and self.rng.random() < 0.6)
+        self.world.net.break_some(
+            lambda connection: name in connection.hosts and self.rng.random() < 0.6
+        )
 
     def _controller(self) -> None:
         world, controller = self.world, self.rng.choice(self.world.controllers)
@@ -177,7 +183,7 @@ class _Run:
         world.trace_line(f"{controller.host.name} dies for {away_ms} ms")
         controller.stop(off=self.rng.random() < 0.5)
         self._later(away_ms, lambda: None if controller.host.up else controller.start())
-        up = any(one.host.up for one in world.controllers)
+        up = any(controller_node.host.up for controller_node in world.controllers)
         world.tally.hit(ModelSometimes.CONTROLLERS_AWAY, int(not up))
 
     def _store(self) -> None:

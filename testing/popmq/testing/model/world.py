@@ -11,17 +11,17 @@ from functools import partial
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.common.errors import PopmqError
+from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import ClusterSettings
-from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_world.controller import ControllerNode
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort
 from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 from popmq.testing.cluster_world.sim_network import NetworkFaults, SimNet
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes, NetSometimes
-from popmq.testing.cluster_world.timeline import HostClock, Timeline
+from popmq.testing.cluster_world.timeline import MOVING_SEEDS, HostClock, Timeline
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.sim_disk import SimDisk
 from popmq.testing.harness.sometimes import StateCounts
@@ -86,7 +86,7 @@ class ModelWorld:
         self.trace: list[str] = []
         self.violations: list[Violation] = []
         self.tally = StateCounts(ModelSometimes, NetSometimes)
-        self.time = Timeline(rng)
+        self.time = Timeline(rng, moves=seed >= MOVING_SEEDS)
         self.net = SimNet(self.time, rng, self.tally, _manners(rng))
         self.records = SimMetadataStore(self.time, rng, self.tally)
         self.records.on_write = self._written
@@ -123,7 +123,7 @@ class ModelWorld:
             replica.host,
             disk=replica.disk,
             log=replica.log,
-            controllers=[one.address for one in self.controllers],
+            controllers=[controller.address for controller in self.controllers],
             replication=ReplicationSettings(replicas=self.count, min_in_sync=self.min_in_sync),
             on_confirmed=self.confirmed,
             note=lambda line: self.trace_line(f"{replica.host.name} {line}"),
@@ -174,8 +174,8 @@ class ModelWorld:
         if record is None:
             return
         position = node.confirmed
-        stores = {one.store_id: one.log for one in self.replicas}
-        logs = [stores[one] for one in record.sync_state_set if one in stores]
+        stores = {replica.store_id: replica.log for replica in self.replicas}
+        logs = [stores[member] for member in record.sync_state_set if member in stores]
         copies = sum(log.on_platter >= position for log in logs)
         lost = len(record.sync_state_set) - len(logs)  # with their disks, since they acked
         if copies < min(self.min_in_sync, len(record.sync_state_set)) - lost:
@@ -188,8 +188,8 @@ class ModelWorld:
 
     def _check_set(self, record: GroupRecord) -> None:
         """Whatever an election can pick has what is confirmed, on as many disks as promised."""
-        logs = {one.store_id: one.log for one in self.replicas}
-        known = [logs[one] for one in record.sync_state_set if one in logs]
+        logs = {replica.store_id: replica.log for replica in self.replicas}
+        known = [logs[member] for member in record.sync_state_set if member in logs]
         copies = sum(log.on_platter >= len(self.golden) for log in known)
         lost = len(record.sync_state_set) - len(known)
         if self.golden and copies < self.min_in_sync - lost:
@@ -205,7 +205,7 @@ class ModelWorld:
             return
         self.trace_line(
             f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} "
-            f"set {[self.name(one) for one in new.sync_state_set]}"
+            f"set {[self.name(member) for member in new.sync_state_set]}"
         )
         self._check_set(new)
         if old is None:
@@ -235,7 +235,7 @@ class ModelWorld:
                 self.time.after(5, partial(_start_again, replica))
 
     def name(self, store_id: str) -> str:
-        names = [one.host.name for one in self.replicas if one.store_id == store_id]
+        names = [replica.host.name for replica in self.replicas if replica.store_id == store_id]
         return names[0] if names else store_id[:6]
 
     # -- the client: asks everybody for ever
@@ -245,7 +245,9 @@ class ModelWorld:
             node = replica.node
             if node is not None and node.sync is not None:
                 self._ask(node.address)
-        masters = [one for one in self.replicas if one.node is not None and one.node.serves]
+        masters = [
+            replica for replica in self.replicas if replica.node is not None and replica.node.serves
+        ]
         self.tally.hit(ModelSometimes.STALE_MASTER, int(len(masters) > 1))
         self._client.after(self.rng.choice((10, PUT_MS, 3 * PUT_MS)), self._put)
 
@@ -255,8 +257,8 @@ class ModelWorld:
         self._numbers += 1
         number = self._numbers
         body = number.to_bytes(4, "big")
-        heard = partial(self._heard, number)
-        self._ports[address].request(Kind.PUT, body, 5_000, heard)
+        connected = partial(self._heard, number)
+        self._ports[address].request(Kind.PUT, body, 5_000, connected)
 
     def _heard(self, number: int, answer: bytes | PopmqError) -> None:
         if isinstance(answer, PopmqError):

@@ -61,12 +61,12 @@ def redrive_asked(readers: Sequence[GroupReader], messages: Sequence[SentMessage
     """Every letter of the readers' group may come back once more; of `readers`, some may be an
     earlier group's of that name: its letters are sent to the one that has the name now."""
     for reader in readers:
-        others = [one for one in readers if one.group is not reader.group]
-        before = [one for one in others if one.topic is reader.topic]
+        others = [other for other in readers if other.group is not reader.group]
+        before = [other for other in others if other.topic is reader.topic]
         for sent in messages:
             if sent.topic is not reader.topic:
                 continue
-            inherited = sum(_may_have_died(one, sent) for one in before)
+            inherited = sum(_may_have_died(reader, sent) for reader in before)
             if not inherited and not _may_have_come(reader, sent):
                 continue
             life = reader.lives.setdefault(sent.number, MessageHistory())

@@ -113,23 +113,23 @@ class Oracle(HandleOracle):
         chains.copied_behind(self.copying, self.readers, [sent])
         life.loose |= sent.copied
         life.events.append(f"{self.at} t={self.now_ms} delivered as attempt {attempt}")
-        who = f"message {number} of {sent.topic.name} to group {reader.group.name}"
+        client = f"message {number} of {sent.topic.name} to group {reader.group.name}"
         if sent.properties != properties:
-            self.report_violation("bytes", f"{who} has other properties", life)
+            self.report_violation("bytes", f"{client} has other properties", life)
         if sent.topic is not pop.reader.topic:
-            self.report_violation("topic", f"{who}: was sent to another incarnation", life)
+            self.report_violation("topic", f"{client}: was sent to another incarnation", life)
         if pop.tags and sent.tag not in pop.tags:
             self.report_violation(
-                "filter", f"{who}: tag {sent.tag!r} is not among {pop.tags}", life
+                "filter", f"{client}: tag {sent.tag!r} is not among {pop.tags}", life
             )
         if sent.refused:
-            self.report_violation("bytes", f"{who}: the send was refused", life)
+            self.report_violation("bytes", f"{client}: the send was refused", life)
         if pop.attempt_id and life.held is not None and life.held.handle == handle:
             return life.held  # the same receive once more
         forgotten = life.held is not None and self.may_be_forgotten(life.held)
         chains.look(pop, life, attempt, forgotten=forgotten)
         if not self.log_lost and not life.loose:
-            self._check_attempt(pop, life, who, attempt)
+            self._check_attempt(pop, life, client, attempt)
         times = pop.asked_log_ms, pop.asked_ms, pop.invisible_ms
         held = Held(reader, sent, attempt, handle, *times, era=self.era, chain=life.chain)
         held.push, held.renewed_by = bool(pop.client_id), pop.client_id
@@ -142,25 +142,29 @@ class Oracle(HandleOracle):
         return held
 
     def _check_attempt(
-        self, pop: ReceiveCall, life: MessageHistory, who: str, attempt: int
+        self, pop: ReceiveCall, life: MessageHistory, client: str, attempt: int
     ) -> None:
         if life.skipped:
             self.report_violation(
-                "reset", f"{who}: a reset passed over it, and skipped retries", life
+                "reset", f"{client}: a reset passed over it, and skipped retries", life
             )
         if life.acked == 2:
-            self.report_violation("I5 ack-final", f"{who}: delivered after its ack was OK", life)
+            self.report_violation("I5 ack-final", f"{client}: delivered after its ack was OK", life)
         if life.rejected == 2:
-            self.report_violation("I5 ack-final", f"{who}: delivered after its reject was OK", life)
+            self.report_violation(
+                "I5 ack-final", f"{client}: delivered after its reject was OK", life
+            )
         if attempt > pop.reader.group.max_attempts or life.dead:
-            self.report_violation("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
+            self.report_violation(
+                "I8 max-N", f"{client}: attempt {attempt} after the last one", life
+            )
         unseen = pop.reader.unseen(life)
         before = life.held
         forgotten = before is not None and self.may_be_forgotten(before)
         if not life.attempt - forgotten < attempt <= life.attempt + 1 + unseen:
             self.report_violation(
                 "attempts",
-                f"{who}: attempt {attempt} after {life.attempt}, {unseen} replies were lost",
+                f"{client}: attempt {attempt} after {life.attempt}, {unseen} replies were lost",
                 life,
             )
         self.forgotten += forgotten and attempt == life.attempt
@@ -171,21 +175,21 @@ class Oracle(HandleOracle):
         if sure and elapsed < before.invisible_ms:
             self.report_violation(
                 "I3 no-early",
-                f"{who}: again after {elapsed} ms, was invisible for {before.invisible_ms}",
+                f"{client}: again after {elapsed} ms, was invisible for {before.invisible_ms}",
                 life,
             )
         if self.clients.keeps(before, self.log_ms) and not self.unanswered.covers(before):
             self.report_violation(
-                "I3 no-early", f"{who}: again while {before.renewed_by} lives", life
+                "I3 no-early", f"{client}: again while {before.renewed_by} lives", life
             )
         if self.healed_ms >= 0 and not self.limited:
-            self._check_limbo(before, life, who)
+            self._check_limbo(before, life, client)
 
-    def _check_limbo(self, before: Held, life: MessageHistory, who: str) -> None:
+    def _check_limbo(self, before: Held, life: MessageHistory, client: str) -> None:
         """I2: it came again, and `before` is its last delivery."""
         began = max(self.healed_ms, before.asked_ms)
         # A key goes on when all that was delivered together is back.
         away_ms = max(before.invisible_ms, self.longest_ms if before.reader.group.fifo else 0)
         late = self.now_ms - began - away_ms - self.clients.silence_ms(before)
         if before.superseded != 1 and late > LIMBO_MS:
-            self.report_violation("I2 no-limbo", f"{who}: came back {late} ms late", life)
+            self.report_violation("I2 no-limbo", f"{client}: came back {late} ms late", life)

@@ -66,15 +66,15 @@ class FifoOrder:
 
     def is_first(self, reader: GroupReader, sent: SentMessageHistory, *, before: int) -> bool:
         """Whether all in front of it in its key were certainly over at event `before`."""
-        lives = [reader.lives.get(one.number) for one in self._before(reader, sent)]
+        lives = [reader.lives.get(history.number) for history in self._before(reader, sent)]
         return all(_is_over(life, before) for life in lives)
 
     def _before(self, reader: GroupReader, sent: SentMessageHistory) -> list[SentMessageHistory]:
         line = self._lines[(sent.topic, sent.queue_id, sent.key)]
         return [
-            one
-            for one in line
-            if one.number < sent.number and reader.accepts(one) and not one.refused
+            history
+            for history in line
+            if history.number < sent.number and reader.accepts(history) and not history.refused
         ]
 
     def _who(self, held: Held) -> str:

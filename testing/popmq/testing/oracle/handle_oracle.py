@@ -78,10 +78,10 @@ class HandleOracle:
         """Whether an ack answered now has to be OK: its time cannot have passed."""
         elapsed = self.log_ms - held.asked_log_ms
         known = not held.life.acked or elapsed < OUTCOME_MS
-        fresh = known and elapsed < held.invisible_ms
+        fresh = known and (held.acked == 2 or elapsed < held.invisible_ms)
         steady = held.reader.alive and not held.superseded and not held.changes_open
-        sure = not self.log_lost and not self.may_be_forgotten(held)
-        sure = sure and not (held.life.acked and self._never_written(held))
+        forgotten = held.acked < 2 and self.may_be_forgotten(held)  # an ack that was OK never is
+        sure = not self.log_lost and not forgotten
         sure = sure and held.chain == held.life.chain and not held.life.loose
         life = held.life
         sure = sure and not held.reader.resets_open
@@ -91,12 +91,6 @@ class HandleOracle:
     def may_be_forgotten(self, held: Held) -> bool:
         """Its check point was in memory only, perhaps, and a crash came since."""
         return held.reader.group.buffered and held.era < self.era and not held.recorded
-
-    def _never_written(self, held: Held) -> bool:
-        """Its check point and its ack met in memory, perhaps, and that broker has ended: the
-        ack cannot be repeated (docs/concepts/pop.md, Buffered check points)."""
-        in_memory = held.reader.group.buffered and not held.recorded
-        return in_memory and held.process < self.process
 
     def acked(self, held: Held, ok: bool, refuse: str) -> None:
         life = held.life

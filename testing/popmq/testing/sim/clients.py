@@ -65,7 +65,11 @@ class SimClients(Producers):
                 return
             deliveries = hop.decode_pop_reply(answer).deliveries
             before = {life.held for life in reader.lives.values()}
-            got = [held for one in deliveries if (held := self._delivered(pop, one)) is not None]
+            got = [
+                held
+                for delivery in deliveries
+                if (held := self._delivered(pop, delivery)) is not None
+            ]
             again = [held for held in got if held in before]
             self._note(f"got {[(h.sent.number, h.attempt) for h in got]}")
             if not deliveries:
@@ -96,17 +100,17 @@ class SimClients(Producers):
         )
         self._ask(what, Kind.POP, body, hear, lost=lambda: oracle.pop_lost(pop), pop=pop)
 
-    def _delivered(self, pop: ReceiveCall, one: hop.Delivery) -> Held | None:
-        digits = one.head[:6]
+    def _delivered(self, pop: ReceiveCall, delivery: hop.Delivery) -> Held | None:
+        digits = delivery.head[:6]
         number = int(digits) if digits.isdigit() else -1
         life = pop.reader.lives.get(number)
         before = life.attempt if life else 0
         self._tally.hit(Sometimes.REVIVED, int(before > 0))
-        self._tally.hit(Sometimes.LOST_REPLY, int(one.attempt > before + 1))
+        self._tally.hit(Sometimes.LOST_REPLY, int(delivery.attempt > before + 1))
         kept = life is not None and life.held is not None and life.held.renewed_by
-        self._tally.hit(Sometimes.FELL_SILENT, int(bool(kept) and one.attempt > before > 0))
+        self._tally.hit(Sometimes.FELL_SILENT, int(bool(kept) and delivery.attempt > before > 0))
         return self._oracle.delivered(
-            pop, number, one.head, one.properties, one.attempt, one.handle
+            pop, number, delivery.head, delivery.properties, delivery.attempt, delivery.handle
         )
 
     # -- acks
@@ -234,11 +238,11 @@ class SimClients(Producers):
             nonlocal more
             if isinstance(answer, PopmqError):
                 return
-            found = hop.decode_pop_reply(answer).deliveries
-            heads.extend(one.head for one in found)
-            more = bool(found)
-            if found:
-                acks = hop.AckRequest(topic, group, [one.handle for one in found])
+            deliveries = hop.decode_pop_reply(answer).deliveries
+            heads.extend(delivery.head for delivery in deliveries)
+            more = bool(deliveries)
+            if deliveries:
+                acks = hop.AckRequest(topic, group, [delivery.handle for delivery in deliveries])
                 self._ask(f"ack {topic}", Kind.ACK, hop.encode_ack(acks), lambda answer: None)
 
         while more:

@@ -57,11 +57,11 @@ class Forks:
         self._parent.send(state)
         return bool(self._parent.recv())
 
-    def leave(self, found: Callable[[], object]) -> NoReturn:
+    def leave(self, report: Callable[[], object]) -> NoReturn:
         """In a copy: say what was found, and be no more."""
         assert self._parent is not None
         try:
-            self._parent.send((found(),))
+            self._parent.send((report(),))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -74,17 +74,17 @@ class Forks:
         gc.unfreeze()
 
     def _listen(self) -> None:
-        for one in wait(list(self._alive)):
-            assert isinstance(one, Connection)
+        for ready in wait(list(self._alive)):
+            assert isinstance(ready, Connection)
             try:
-                said = one.recv()
+                data = ready.recv()
             except EOFError as error:
-                os.waitpid(self._alive.pop(one), 0)
+                os.waitpid(self._alive.pop(ready), 0)
                 raise AssertionError("a copy ended without a word") from error
-            if isinstance(said, bytes):
-                one.send(said not in self._seen)
-                self._seen.add(said)
+            if isinstance(data, bytes):
+                ready.send(data not in self._seen)
+                self._seen.add(data)
                 continue
-            one.close()
-            os.waitpid(self._alive.pop(one), 0)
-            self.on_result(said[0])
+            ready.close()
+            os.waitpid(self._alive.pop(ready), 0)
+            self.on_result(data[0])

@@ -1,6 +1,5 @@
 """A run as the simulators share it: a few lives of the broker, each ended by a crash, a disk error
-or a clean stop; then a drain without faults (docs/concepts/simulator.md).
-"""
+or a clean stop. Then a drain without faults (docs/concepts/simulator.md)."""
 
 import random
 import traceback
@@ -35,6 +34,7 @@ class SeedResult:
     tally: StateCounts = field(repr=False)
     world: str = ""  # how the command line calls it
     module: str = "simulator"
+    replay: str = REPLAY
 
     @property
     def digest(self) -> str:
@@ -42,11 +42,11 @@ class SeedResult:
 
     def history(self, lines: int = 0) -> str:
         """The violations, the command that replays them, and the last `lines` of the trace."""
-        command = REPLAY.format(module=self.module, world=self.world, seed=self.seed)
+        command = self.replay.format(module=self.module, world=self.world, seed=self.seed)
         kept = self.trace[-lines:] if lines else []
-        found = [str(violation) for violation in self.violations]
-        verdict = f"seed {self.seed}: {len(found)} violations, trace {self.digest}"
-        return "\n".join([*kept, verdict, *found, f"replay: {command}"])
+        violations = [str(violation) for violation in self.violations]
+        verdict = f"seed {self.seed}: {len(violations)} violations, trace {self.digest}"
+        return "\n".join([*kept, verdict, *violations, f"replay: {command}"])
 
 
 class RunEnded(Exception):
@@ -304,5 +304,6 @@ class Lives:
 
     def _quiet_disk(self) -> None:
         self.machine.sync_ms = lambda: 0
+        self.machine.process_clock.slow_down()
         self.machine.mixes = False
         self._soft = False

@@ -95,28 +95,35 @@ class LookupChecks:
                 name = raw.decode()
             except UnicodeDecodeError:
                 continue  # nobody can ask for it
-            found = (lookup.by_id if kind == ID else lookup.by_key)(config.id, name)
-            places = {(one.header.queue_id, one.header.queue_offset) for one in found.messages}
-            missing = (queue_id, offset) not in places and len(found.messages) < MESSAGES_LIMIT
+            lookup_result = (lookup.by_id if kind == ID else lookup.by_key)(config.id, name)
+            places = {
+                (message.header.queue_id, message.header.queue_offset)
+                for message in lookup_result.messages
+            }
+            missing = (queue_id, offset) not in places and len(
+                lookup_result.messages
+            ) < MESSAGES_LIMIT
             what = f"{config.name} by {'id' if kind == ID else 'key'} {name}"
             if missing:
                 self._complain(f"{what}: not {queue_id}/{offset}, but {sorted(places)}")
-            if found.incomplete and len(found.messages) < MESSAGES_LIMIT:
-                self._complain(f"{what}: {found.incomplete}")
-            for one in found.messages:
-                self._check_own(config, what, (kind, raw), one)
+            if lookup_result.incomplete and len(lookup_result.messages) < MESSAGES_LIMIT:
+                self._complain(f"{what}: {lookup_result.incomplete}")
+            for position in lookup_result.messages:
+                self._check_own(config, what, (kind, raw), position)
             self._tally.hit(Sometimes.FOUND_SEVERAL, int(len(places) > 1))
 
     def _check_own(
-        self, config: TopicConfig, what: str, name: tuple[int, bytes], one: StoredMessage
+        self, config: TopicConfig, what: str, name: tuple[int, bytes], message: StoredMessage
     ) -> None:
         """What was found is of that topic, with that name, and as it was sent."""
-        number = int(one.head[:6]) if one.head[:6].isdigit() else -1
+        number = int(message.head[:6]) if message.head[:6].isdigit() else -1
         sent = self._oracle.messages[number] if 0 <= number < len(self._oracle.messages) else None
-        mine = sent is not None and sent.head == one.head and sent.properties == one.properties
+        mine = (
+            sent is not None and sent.head == message.head and sent.properties == message.properties
+        )
         base = topics.is_retry_topic(config.name) or config.name.startswith(topics.DLQ_PREFIX)
         if sent is None or not mine or name not in names_in(sent.properties):
-            self._complain(f"{what}: found {one.head[:40]!r}, which has no such name")
+            self._complain(f"{what}: found {message.head[:40]!r}, which has no such name")
         elif not base and sent.topic is not (self._places.get(config.name) or sent.topic):
             self._complain(f"{what}: found message {number} of another topic")
 
@@ -133,11 +140,11 @@ class LookupChecks:
             self._complain(f"{what}: {message.head[:20]!r}, message {sent.number} was sent there")
         expired = offset < broker.store.queue(config.id, queue_id).min_offset
         try:
-            found = broker.lookup.at(config.id, queue_id, offset).messages
+            messages = broker.lookup.at(config.id, queue_id, offset).messages
         except Refused:
-            found = []
-        if [one.head for one in found] != ([] if expired else [message.head]):
-            self._complain(f"{what}: {len(found)} messages, expired is {expired}")
+            messages = []
+        if [message.head for message in messages] != ([] if expired else [message.head]):
+            self._complain(f"{what}: {len(messages)} messages, expired is {expired}")
 
     def _check_time(self, config: TopicConfig, queue_id: int, stored_ms: dict[int, int]) -> None:
         """Offset -> time of some messages. Where the clock went back any border will do."""
@@ -147,8 +154,10 @@ class LookupChecks:
         first = lookup.by_time(config.id, queue_id, wanted_ms)
         around = range(max(queue.min_offset, first - 1), min(queue.count, first + 1))
         if self._machine.clock_went_back:
-            found = [lookup.at(config.id, queue_id, one).messages[0] for one in around]
-            stored_ms = dict(zip(around, (one.header.wall_ms for one in found), strict=True))
+            messages = [lookup.at(config.id, queue_id, offset).messages[0] for offset in around]
+            stored_ms = dict(
+                zip(around, (message.header.wall_ms for message in messages), strict=True)
+            )
         for offset, at_ms in stored_ms.items():
             if (offset < first) != (at_ms < wanted_ms):
                 self._complain(

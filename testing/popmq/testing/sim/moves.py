@@ -1,4 +1,4 @@
-"""Moves of the simulator that belong together: parked keys, topics made anew, and expiry."""
+"""Moves of the simulator that belong together: parked keys, topics created again, and expiry."""
 
 import random
 
@@ -46,7 +46,7 @@ class ParkingMoves:
 
     @property
     def _readers(self) -> list[GroupReader]:
-        return [one for one in self._oracle.readers if one.alive and one.group.fifo]
+        return [reader for reader in self._oracle.readers if reader.alive and reader.group.fifo]
 
     def stick(self) -> None:
         """Messages of few message groups, one of which is held for long."""
@@ -76,7 +76,7 @@ class ParkingMoves:
         """What was parked is resumed and received, and then sometimes the offset is reset."""
         rng, machine, clients = self._rng, self._machine, self._clients
         readers = self._readers
-        stuck = [(one, key) for one in readers for key in machine.parked(one.group.name)]
+        stuck = [(reader, key) for reader in readers for key in machine.parked(reader.group.name)]
         if not stuck:
             return
         reader, key = rng.choice(stuck)

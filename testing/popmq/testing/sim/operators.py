@@ -82,15 +82,15 @@ class Operators(SimClients):
 
         def then(got: list[Held]) -> None:
             # What was there when it was asked for, and is there now.
-            wanted = [held for held in given if held in fresh and self._still_held(held)]
-            found = {held.handle for held in got}
-            for held in wanted:
-                if held.handle not in found:
+            requested = [held for held in given if held in fresh and self._still_held(held)]
+            found_handles = {held.handle for held in got}
+            for held in requested:
+                if held.handle not in found_handles:
                     what = f"message {held.sent.number} is not in the repeated receive {name}"
                     oracle.report_violation("I7 same receive", what, held.life)
-            if wanted and not found <= handles:
+            if requested and not found_handles <= handles:
                 oracle.report_violation("I7 same receive", f"{name} gave others beside the same")
-            self._tally.hit(Sometimes.REPEATED_LATER, int(bool(wanted) and era < oracle.era))
+            self._tally.hit(Sometimes.REPEATED_LATER, int(bool(requested) and era < oracle.era))
 
         fresh = [held for held in given if self._still_held(held)]
         if reader.alive:
@@ -151,33 +151,43 @@ class Operators(SimClients):
         """To one of oldest, newest and an offset; `before` is called first."""
         oracle = self._oracle
         topic, group = reader.topic, reader.group
-        same = [one for one in oracle.readers if one.group is group and one.topic is topic]
+        same = [
+            reader for reader in oracle.readers if reader.group is group and reader.topic is topic
+        ]
         request = self._reset_request(reader, to)
         skips, whole = request.skip_retries, not request.HasField("queue_id")
         redrives, lost_resets = self._redrives, self._lost_resets
-        lost_before = [one.lost_pops for one in same]  # what is lost from now on may be behind it
+        lost_before = [
+            reader.lost_pops for reader in same
+        ]  # what is lost from now on may be behind it
 
         def hear(answer: bytes | PopmqError) -> None:
             closed()
             if isinstance(answer, PopmqError):
                 return  # an offset that the queue does not have, or a full disk
             done = pb.ResetOffsetReply.FromString(answer).queues
-            offsets = {one.queue_id: one.after for one in done if one.topic == topic.name}
+            offsets = {
+                reset_queue.queue_id: reset_queue.after
+                for reset_queue in done
+                if reset_queue.topic == topic.name
+            }
             self._note(f"reset {group.name} {topic.name} {offsets}")
             if request.HasField("stored_ms"):
                 self._tally.hit(Sometimes.RESET_TO_TIME)
                 self._check_time(topic, request.stored_ms, offsets)
             self._tally.hit(Sometimes.FIFO_RESET if group.fifo else Sometimes.RESET)
-            self._tally.hit(Sometimes.RESET_IN_FLIGHT, sum(one.in_flight > 0 for one in done))
+            self._tally.hit(
+                Sometimes.RESET_IN_FLIGHT, sum(reset_queue.in_flight > 0 for reset_queue in done)
+            )
             if redrives != self._redrives or lost_resets != self._lost_resets:
                 # Letters that went back meanwhile, and a reset of which nobody heard, stand before
                 # or behind it: nobody can tell.
-                for one in same:
-                    chains.reset_lost(one, oracle.messages)
+                for peer in same:
+                    chains.reset_lost(peer, oracle.messages)
                 return
-            for one, lost_pops in zip(same, lost_before, strict=True):
+            for peer, lost_pops in zip(same, lost_before, strict=True):
                 chains.reset_done(
-                    one,
+                    peer,
                     oracle.messages,
                     offsets,
                     lost_before=lost_pops,
@@ -189,18 +199,18 @@ class Operators(SimClients):
         def lost() -> None:
             closed()
             self._lost_resets += 1
-            for one in same:
-                chains.reset_lost(one, oracle.messages)
+            for peer in same:
+                chains.reset_lost(peer, oracle.messages)
 
         def closed() -> None:
-            for one in same:
-                one.resets_open -= 1
-                one.lost_at = oracle.at
+            for peer in same:
+                peer.resets_open -= 1
+                peer.lost_at = oracle.at
 
         before()
-        for one in same:
-            one.resets_open += 1
-            one.lost_at = one.reset_at = oracle.at
+        for peer in same:
+            peer.resets_open += 1
+            peer.lost_at = peer.reset_at = oracle.at
         target = request.WhichOneof("to")
         what = f"reset {group.name} {topic.name} to {target}{' skips retries' * skips}"
         body = request.SerializeToString()

@@ -104,9 +104,9 @@ class PushSimulator(Simulator):
         oracle.healed_ms = oracle.now_ms = self.machine.clock.boot_ms()
 
     def _should_have_come(self, reader: GroupReader, sent: SentMessageHistory) -> bool:
-        wanted = sent.ok_at and sent.topic is reader.topic and reader.accepts(sent)
+        requested = sent.ok_at and sent.topic is reader.topic and reader.accepts(sent)
         life = reader.lives.get(sent.number) or MessageHistory()
-        return bool(wanted and not may_be_over(reader, life))
+        return bool(requested and not may_be_over(reader, life))
 
     def _in_limbo(self, reader: GroupReader, sent: SentMessageHistory) -> None:
         life = reader.lives.get(sent.number)

@@ -13,7 +13,12 @@ from dataclasses import fields
 from enum import Enum, auto
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.deliveries.ended_check_points import OUTCOME_MS, Key, MemberMasks
+from popmq.broker.deliveries.ended_check_points import (
+    OUTCOME_MS,
+    EndedCheckPoints,
+    Key,
+    MemberMasks,
+)
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.index.message_keys import names_in
@@ -128,9 +133,9 @@ class ReplayCheck:
         for group in broker.registry.groups():
             for key in broker.table.parked.of_group(group.id):
                 name = (group.name, key.topic_id, key.queue_id, key.name)
-                said = (key.state, key.action_end_offset, key.since_ms)
-                yield f"parked {name}", (said, key.messages)
-        redriven = b"".join(content for content, _ in broker.redriven.begin_snapshot())
+                states = (key.state, key.action_end_offset, key.since_ms)
+                yield f"parked {name}", (states, key.messages)
+        redriven = b"".join(content for content, _ in broker.deliveries.redriven.begin_snapshot())
         yield (
             "redriven letters",
             sorted(redriven[at : at + 20] for at in range(0, len(redriven), 20)),
@@ -155,8 +160,8 @@ class ReplayCheck:
                 continue
             for kind, name in names_in(sent.properties):
                 everything = broker.store.index.find(topic.id, kind, name)
-                found = {one for one in everything if one[0] >= floor}
-                yield f"key index: {topic.name} {name!r}", found
+                results = {key for key in everything if key[0] >= floor}
+                yield f"key index: {topic.name} {name!r}", results
 
     def _compare_entries(self, first: dict[str, object], second: dict[str, object]) -> None:
         for name in sorted(first.keys() | second.keys()):
@@ -169,15 +174,18 @@ class ReplayCheck:
     # -- what is the same but for its soft part
 
     def _compare_progress(self, first: Broker, second: Broker) -> None:
-        one, other = dict(first.table.progress_items()), dict(second.table.progress_items())
+        queue_progresses, other = (
+            dict(first.table.progress_items()),
+            dict(second.table.progress_items()),
+        )
         filtering = {reader.group.name for reader in self._oracle.readers if reader.tags}
-        for place in sorted(one.keys() | other.keys()):
+        for place in sorted(queue_progresses.keys() | other.keys()):
             group = first.registry.group_by_id(place[0])
             topic = first.registry.topic_by_id(place[1])
             brief = topic is not None and topic.retention_ms > 0  # its minimum may go back
             expired = place[1:] in self._raised or first.store.queue(*place[1:]).min_offset > 0
             soft = brief or expired or (group is not None and group.name in filtering)
-            mine, theirs = one.get(place), other.get(place)
+            mine, theirs = queue_progresses.get(place), other.get(place)
             if mine is None or theirs is None:
                 # A first look that found nothing is no record, wherever it began.
                 known = mine or theirs
@@ -190,28 +198,36 @@ class ReplayCheck:
         return max(first.store.log_ms(), self._lived_ms)
 
     def _compare_outcomes(self, first: Broker, second: Broker) -> None:
-        one, other, now_ms = _outcomes(first), _outcomes(second), self._now_ms(first)
-        for key in sorted(one.keys() | other.keys()):
-            mine, theirs = one.get(key), other.get(key)
+        now_ms = self._now_ms(first)
+        mine, theirs = first.table, second.table
+        self._compare_ended(mine.outcomes, theirs.outcomes, now_ms)
+        self._compare_ended(mine.acked_in_memory, theirs.acked_in_memory, now_ms)
+
+    def _compare_ended(
+        self, first: EndedCheckPoints, second: EndedCheckPoints, now_ms: int
+    ) -> None:
+        outcomes, other = _outcomes(first), _outcomes(second)
+        for key in sorted(outcomes.keys() | other.keys()):
+            mine, theirs = outcomes.get(key), other.get(key)
             log_ms = (mine or theirs or (0,))[0]
             faded = (mine is None or theirs is None) and log_ms + OUTCOME_MS < now_ms
             if mine != theirs and not faded:
                 self._complain(f"outcome {key}: {mine} and {theirs}")
 
     def _compare_receipts(self, first: Broker, second: Broker) -> None:
-        one, other = _receipts(first), _receipts(second)
+        receipts, other = _receipts(first), _receipts(second)
         old_ms = self._now_ms(first) - first.settings.dedup.window_ms
-        for key in sorted(one.keys() | other.keys()):
-            mine, theirs = one.get(key), other.get(key)
+        for key in sorted(receipts.keys() | other.keys()):
+            mine, theirs = receipts.get(key), other.get(key)
             faded = (mine or theirs or (0,))[0] <= old_ms
             same = mine is not None and theirs is not None and mine[1] == theirs[1]
             if not same and not faded:
                 self._complain(f"first receipt of {key!r}: {mine} and {theirs}")
 
     def _compare_endings(self, first: Broker, second: Broker) -> None:
-        one, other = (set(broker.transactions.table.endings()) for broker in (first, second))
+        endings, other = (set(broker.transactions.table.endings()) for broker in (first, second))
         old_ms = self._now_ms(first) - KEEP_ENDED_MS
-        for log_ms, offset, ending in sorted(one ^ other):
+        for log_ms, offset, ending in sorted(endings ^ other):
             if log_ms > old_ms:
                 self._complain(f"end of transaction {offset}: {ending.name} at {log_ms} in one")
 
@@ -288,6 +304,5 @@ def _show(progress: QueueProgress | None) -> str:
     return f"{_read(progress)} {_hard(progress)}" if progress else "none"
 
 
-def _outcomes(broker: Broker) -> dict[Key, tuple[int, MemberMasks | None]]:
-    outcomes = broker.table.outcomes
-    return {key: (log_ms, outcomes.get(key)) for log_ms, key in outcomes.order()}
+def _outcomes(outcomes: EndedCheckPoints) -> dict[Key, tuple[int, MemberMasks | None]]:
+    return {key: (log_ms, outcomes.get(key)) for log_ms, key, _ in outcomes.order()}

@@ -74,7 +74,9 @@ class Requests:
 
     def leave(self) -> None:
         """The client of a receive goes away; the broker hears of it now, or after its answer."""
-        asking = [number for number, one in self._open.items() if one.pop and not one.left]
+        asking = [
+            number for number, request in self._open.items() if request.pop and not request.left
+        ]
         if not asking:
             return
         number = self._rng.choice((asking[-1], self._rng.choice(asking)))
@@ -88,7 +90,7 @@ class Requests:
 
     def hear_of_leaving(self) -> None:
         """A cancel reaches the broker, before its answer or after it."""
-        for number in [number for number, one in self._open.items() if one.left]:
+        for number in [number for number, request in self._open.items() if request.left]:
             if self._rng.random() < 0.5:
                 self._note(f"cancel {number}")
                 self._cancel(self._open.pop(number))
@@ -114,8 +116,8 @@ class Requests:
     @property
     def waiting(self) -> list[ReceiveCall]:
         """Receives that may wait, have no answer, and whose clients are there."""
-        asked = [one for one in self._open.values() if not one.left]
-        return [one.pop for one in asked if one.pop is not None and one.pop.poll_ms]
+        asked = [call for call in self._open.values() if not call.left]
+        return [call.pop for call in asked if call.pop is not None and call.pop.poll_ms]
 
     def dismissed(self) -> None:
         """The broker stops cleanly: whoever waits is sent home."""

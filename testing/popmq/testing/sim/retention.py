@@ -74,7 +74,8 @@ class RetentionChecks:
         broker.on_relocated = self._on_moved  # type: ignore[method-assign]
         self._product_moved = moved
         self._cut = self._moves_end = self._moved_before = self._gaps = self._deleted = 0
-        broker.offset_reset = _WatchedReset(broker, self._before_reset, self._after_reset)
+        watched = _WatchedReset(broker, self._before_reset, self._after_reset)
+        broker.operations.offset_reset = watched
         self._owed.clear()
         for place, _ in broker.table.progress_items():
             self._after_reset(place)
@@ -94,7 +95,7 @@ class RetentionChecks:
     def before_crash(self) -> None:
         """Count what this process did."""
         retention = self._machine.broker.store.retention
-        metrics = self._machine.broker.pops.metrics
+        metrics = self._machine.broker.pop.service.metrics
         self._tally.hit(Sometimes.SEGMENT_DELETED, retention.deleted_segments)
         self._tally.hit(Sometimes.BODY_MOVED, retention.relocated)
         self._tally.hit(Sometimes.EXPIRED, metrics.expired)
@@ -269,7 +270,7 @@ class RetentionChecks:
             return
         broker = self._machine.broker
         waiting = sum(self._missed(place) for place, _ in broker.table.progress_items())
-        counted = broker.pops.metrics.expired
+        counted = broker.pop.service.metrics.expired
         if counted != self._gaps - waiting:
             self._oracle.report_violation(
                 "I16 counts-true",
@@ -285,9 +286,9 @@ class RetentionChecks:
         settings = self._machine.settings.store
         kept = max(young, settings.retention_bytes) + 2 * settings.snapshot_bytes
         bound = -(-kept // settings.segment_bytes) + settings.reserved_segments + 3
-        found = len(self._machine.disk.names(self._folder))
-        if found > bound:
-            self._oracle.report_violation("retention", f"{found} segments, the bound is {bound}")
+        count = len(self._machine.disk.names(self._folder))
+        if count > bound:
+            self._oracle.report_violation("retention", f"{count} segments, the bound is {bound}")
 
 
 def _unread(progress: QueueProgress, start: int, end: int) -> int:
@@ -296,7 +297,9 @@ def _unread(progress: QueueProgress, start: int, end: int) -> int:
         return max(0, end - max(progress.cursor, start))
     start = max(start, progress.committed, progress.expired_until)
     offsets = range(start, max(start, end))
-    return sum(progress.is_waiting(one) and one not in progress.attempts for one in offsets)
+    return sum(
+        progress.is_waiting(offset) and offset not in progress.attempts for offset in offsets
+    )
 
 
 class _WatchedReset(OffsetReset):
@@ -306,7 +309,11 @@ class _WatchedReset(OffsetReset):
         self, broker: Broker, before: Callable[[_Place], None], after: Callable[[_Place], None]
     ) -> None:
         super().__init__(
-            broker.store, broker.registry, broker.table, broker.buffer, broker.pops, broker.lookup
+            broker.store,
+            broker.registry,
+            broker.deliveries,
+            broker.pop.service,
+            broker.lookup,
         )
         self._before, self._after = before, after
 

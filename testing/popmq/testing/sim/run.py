@@ -1,6 +1,5 @@
-"""One run: a few lives of the broker, each ended by a crash, a disk error or a clean stop; then
-everything heals, the clients drain what is left, and the oracle looks back.
-"""
+"""One run: a few lives of the broker, each ended by a crash, a disk error or a clean stop. Then
+everything heals, the clients drain what is left, and the oracle looks back."""
 
 import errno
 import random
@@ -17,7 +16,7 @@ from popmq.common.settings.settings import (
     TimerSettings,
 )
 from popmq.testing.disk.crash_loss import Loss
-from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.harness.sometimes import Allowed, Sometimes, StateCounts
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.actions import Actions
 from popmq.testing.sim.clients import BRIEF, INVISIBLE_MS, LONG_MS
@@ -102,6 +101,7 @@ class Simulator(Actions):
     def run(self) -> SeedResult:
         result = super().run()
         self.tally.hit(Sometimes.BUFFERED_FORGOTTEN, self.oracle.forgotten)
+        self.tally.hit(Allowed.KEPT_ATTEMPTS, len(self.checks.kept_attempts))
         return result
 
     def weighted(self) -> list[tuple[Callable[[], object], int]]:
@@ -292,11 +292,11 @@ class Simulator(Actions):
 def _count_store(broker: Broker, clients: Operators, tally: StateCounts) -> None:
     store = broker.store
     tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
-    tally.hit(Sometimes.RENEWED, broker.revive.renewed)
-    tally.hit(Sometimes.UNDONE, broker.undo.rolled_back)
-    tally.hit(Sometimes.RETURNED, broker.revive.returned)
-    tally.hit(Sometimes.PARKED, broker.parking.parked)
-    tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)
+    tally.hit(Sometimes.RENEWED, broker.pop.revive.renewed)
+    tally.hit(Sometimes.UNDONE, broker.pop.undo.rolled_back)
+    tally.hit(Sometimes.RETURNED, broker.pop.revive.returned)
+    tally.hit(Sometimes.PARKED, broker.fifo.parking.parked)
+    tally.hit(Sometimes.PARKED_DEAD, broker.fifo.parking.dead_lettered)
     buffer = broker.buffer
     tally.hit(Sometimes.BUFFERED_COMMIT, buffer.commits)
     tally.hit(Sometimes.BUFFERED_WRITTEN, buffer.written)

@@ -73,7 +73,7 @@ def outcomes(
 
 def silence() -> None:
     """Brokers say what breaks, and in these worlds everything does."""
-    logging.getLogger("popmq").setLevel(logging.CRITICAL)
+    logging.getLogger("popmq").setLevel(logging.CRITICAL + 1)
 
 
 def _run_all(run: Callable[[int], SeedResult], seeds: range) -> list[SeedResult]:

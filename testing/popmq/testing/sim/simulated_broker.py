@@ -23,7 +23,7 @@ from popmq.common.settings.settings import Settings
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk
-from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.clock import ManualClock, MovingClock
 from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.sim.sim_thread import SimThread
 
@@ -41,6 +41,7 @@ class SimulatedBroker:
 
     def __init__(self, settings: Settings, rng: random.Random, tally: StateCounts) -> None:
         self.clock = ManualClock()
+        self.process_clock = MovingClock(self.clock, self.advance, rng)
         self.disk = SimDisk(rng)
         self.settings = settings
         self.failed: OSError | None = None
@@ -98,7 +99,7 @@ class SimulatedBroker:
         self.broker = Broker(
             self.settings,
             disk=self.disk,
-            clock=self.clock,
+            clock=self.process_clock,
             threads=StoreThreads(
                 self.flusher,
                 self.housekeeper,
@@ -228,7 +229,7 @@ class SimulatedBroker:
 
     def step(self) -> int:
         """`broker.step` as its loop calls it."""
-        revive = self.broker.revive
+        revive = self.broker.pop.revive
         self._between()
         done = 0
         try:
@@ -260,15 +261,16 @@ class SimulatedBroker:
     def run_steps(self) -> None:
         """Step until there is nothing to do; a step that always finds work is a mistake.
 
-        Steps count anew when the timer's wheel has turned on: it turns no further than the clock,
-        and with a timer a step there is much to do in a wheel that was left behind for hours.
+        Steps count anew when the timer's wheel has turned on, up to now: it turns no further than
+        the clock, and with a timer a step there is much to do in a wheel that was left behind for
+        hours.
         """
-        busy, turned_ms = 0, 0
+        busy, turned_ms, now_ms = 0, 0, self.clock.wall_ms()
         while self.step():
             self.run_until_idle()
             busy += 1
             base_ms = self.broker.timers.service.enqueue.base_ms
-            if base_ms > turned_ms:
+            if turned_ms < base_ms <= now_ms:
                 busy, turned_ms = 0, base_ms
             if busy >= self.busy_limit:
                 raise AssertionError(f"broker.step has been busy {busy} times in a row")
@@ -284,15 +286,15 @@ class SimulatedBroker:
 
     def parked(self, group: str) -> list[bytes]:
         """The message groups that are parked for it, in the order of parking."""
-        found = self.broker.registry.find_group(group)
-        keys = self.broker.table.parked.of_group(found.id) if found is not None else []
+        found_group = self.broker.registry.find_group(group)
+        keys = self.broker.table.parked.of_group(found_group.id) if found_group is not None else []
         return [key.name for key in keys]
 
     @property
     def blocked(self) -> int:
         """Messages of FIFO groups that wait for one of their key."""
         lines = (progress for _, progress in self.broker.table.progress_items())
-        return sum(one.blocked for one in lines if isinstance(one, FifoProgress))
+        return sum(line.blocked for line in lines if isinstance(line, FifoProgress))
 
     # -- inside
 

@@ -38,6 +38,7 @@ class Slave:
         self._rng = rng
         self.machine = SlaveMachine(master.settings, rng, StateCounts())
         self.machine.clock = master.clock
+        self.machine.process_clock = master.process_clock
         self._alive = False
         self._limit = 0  # of its log, what is below is the master's for sure; the rest must go
         self._cutting = False
@@ -184,6 +185,7 @@ class Slave:
         self._copying = self._master.broker.store.start > 0
         self.machine = SlaveMachine(self._master.settings, self._rng, StateCounts())
         self.machine.clock = self._master.clock
+        self.machine.process_clock = self._master.process_clock
         self._limit = _NOWHERE
 
     def _begin_install(self) -> None:
@@ -307,14 +309,14 @@ class ReplicaMachine(SimulatedBroker):
 
     def crash(self, loss: Loss) -> None:
         self._next, slave = None, self.slave
-        wanted = self.fails_over and not slave.given_up and self._rng.random() < 0.5
-        wanted, self._runs = wanted and self._runs, False
-        if wanted:
+        requested = self.fails_over and not slave.given_up and self._rng.random() < 0.5
+        requested, self._runs = requested and self._runs, False
+        if requested:
             self.disk.faults.heal()
             tell, least = self._rng.random() < 0.5, self._rng.random() < 0.5
             until = self.broker.store.confirmed if least else _NOWHERE
             slave.catch_up(until=until, confirmed=tell)
-        if wanted and slave.may_lead:
+        if requested and slave.may_lead:
             self._next = self._adopt if self._rng.random() < 0.5 else self._start_on_its_disk
         super().crash(loss)
 
@@ -388,10 +390,11 @@ class ReplicaMachine(SimulatedBroker):
 
     def _swap_disks(self) -> SimDisk:
         """The deposed master's disk is the slave's from now on; returns what was the slave's."""
-        slave, found = self.slave, self.slave.machine.disk
+        slave, disk = self.slave, self.slave.machine.disk
         slave.machine = SlaveMachine(self.settings, slave._rng, StateCounts())
         slave.machine.clock = self.clock
+        slave.machine.process_clock = self.process_clock
         slave.machine.take_disk(self.disk)
         slave._alive = slave._cutting = slave._copying = slave._anew = False
         slave._limit = _NOWHERE
-        return found
+        return disk

@@ -5,10 +5,12 @@ behind that end on the disk, and whether every unit of an index points at its ow
 """
 
 from popmq.broker.deliveries.pop_check_point import FIFO, member_bits
+from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.common import topics
 from popmq.common.record.message import HEADER_SIZE, BadRecord, RecordKind, check_record
 from popmq.testing.harness.invariants import broken_invariant
+from popmq.testing.oracle.client_history import MessageHistory
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 
@@ -20,6 +22,7 @@ class StoreChecks:
         self._machine = machine
         self._oracle = oracle
         self._committed: dict[_Place, int] = {}
+        self.kept_attempts: set[tuple[_Place, int]] = set()
 
     def forget_offsets(self) -> None:
         """What expired is passed over without a record, and redone after a start."""
@@ -28,7 +31,7 @@ class StoreChecks:
     def after_start(self) -> None:
         """The log ends where it may; what a filter passed over is no record and is redone,
         and so is what a buffered group took and did not ack."""
-        self._machine.broker.audit.on_scrape()  # counts along, from here on
+        self._machine.broker.diagnostics.audit.on_scrape()  # counts along, from here on
         soft = {r.group.name for r in self._oracle.readers if r.tags or r.group.buffered}
         groups = self._machine.broker.registry
         for place in list(self._committed):
@@ -54,6 +57,45 @@ class StoreChecks:
         """Whatever an action did, each table agrees with itself."""
         if broken := broken_invariant(self._machine.broker):
             self._oracle.report_violation("I19 tables-agree", broken)
+        for place, progress in self._machine.broker.table.progress_items():
+            if isinstance(progress, FifoProgress) and progress.attempts:
+                self._check_attempts(place, progress)
+
+    def _check_attempts(self, place: _Place, progress: FifoProgress) -> None:
+        """A message that is over waits for no attempt.
+
+        Allowed, and counted: one that a filter, an expiry or damage passed over. That is no
+        record, so its attempts stay until a check point says that all below it was over.
+        """
+        for offset in progress.attempts:
+            if offset >= progress.committed and progress.finished.end_of(offset) == offset:
+                continue
+            self.kept_attempts.add((place, offset))
+            if (life := self._life_of(place, offset)) is not None:
+                self._oracle.report_violation(
+                    "I19 tables-agree",
+                    f"{place}: {offset} was ended by its consumer and waits for another attempt",
+                    life,
+                )
+
+    def _life_of(self, place: _Place, offset: int) -> MessageHistory | None:
+        """What the group did with the message, if it certainly ended it."""
+        group_id, topic_id, queue_id = place
+        registry = self._machine.broker.registry
+        group, topic = registry.group_by_id(group_id), registry.topic_by_id(topic_id)
+        if group is None or topic is None or self._oracle.log_lost:
+            return None
+        for sent in self._oracle.messages:
+            if (sent.topic.name, sent.queue_id, sent.offset) != (topic.name, queue_id, offset):
+                continue
+            for reader in self._oracle.readers:
+                life = reader.lives.get(sent.number)
+                mine = reader.group.name == group.name and reader.topic is sent.topic
+                if life is None or life.loose or not (mine and reader.alive):
+                    continue
+                if life.acked == 2 or life.rejected == 2:
+                    return life
+        return None
 
     def tail_is_clean(self) -> None:
         """Right after recovery: nothing that was cut can be found again (RULES, not caught)."""
@@ -97,11 +139,12 @@ class StoreChecks:
                         "I9 offset-monotonic",
                         f"{ck.place}: committed {seen[ck.place]}, {lowest} is in flight",
                     )
-        broker.audit.on_scrape()
-        if broker.audit.unaccounted:
+        audit = broker.diagnostics.audit
+        audit.on_scrape()
+        if audit.unaccounted:
             self._oracle.report_violation(
                 "I16 counts-true",
-                f"the audit misses {broker.audit.unaccounted} messages: {broker.audit.balances}",
+                f"the audit misses {audit.unaccounted} messages: {audit.balances}",
             )
         waiting = sum(ck.waiting.bit_count() for ck in broker.table)
         if not in_flight == broker.table.in_flight == waiting:
@@ -151,29 +194,29 @@ class StoreChecks:
     def padded_segments(self) -> int:
         """Segments of the log that end in a PADDING record."""
         disk, folder = self._machine.disk, f"{self._machine.settings.broker.data}/commitlog"
-        found = 0
+        padded = 0
         for name in disk.names(folder):
             file = disk.open(f"{folder}/{name}")
             data = file.read(file.size(), 0)
             at = size = 0
             while (size := int.from_bytes(data[at : at + 4], "big")) and at + size < len(data):
                 at += size
-            found += size > 0 and data[at + 9] == RecordKind.PADDING
-        return found
+            padded += size > 0 and data[at + 9] == RecordKind.PADDING
+        return padded
 
     def _check_index(self, topic_id: int, queue_id: int) -> None:
         store = self._machine.broker.store
         queue = store.queue(topic_id, queue_id)
-        found = store.reader.read(queue.units(queue.min_offset, queue.count))
-        for offset, message in enumerate(found, queue.min_offset):
+        messages = store.reader.read(queue.units(queue.min_offset, queue.count))
+        for offset, message in enumerate(messages, queue.min_offset):
             if isinstance(message, DamagedMessage):
-                said = message.reason
+                reason = message.reason
             else:
                 header = message.header
-                said = f"{header.topic_id}/{header.queue_id}/{header.queue_offset}"
-            if said != f"{topic_id}/{queue_id}/{offset}":
+                reason = f"{header.topic_id}/{header.queue_id}/{header.queue_offset}"
+            if reason != f"{topic_id}/{queue_id}/{offset}":
                 self._oracle.report_violation(
-                    "index", f"unit {topic_id}/{queue_id}/{offset} leads to {said}"
+                    "index", f"unit {topic_id}/{queue_id}/{offset} leads to {reason}"
                 )
                 return
 

@@ -76,7 +76,7 @@ class TimerActions(Lives):
             due_ms = self.machine.clock.wall_ms() - due_ms
         for _ in range(self.rng.choice((2, 4))):
             dues = [due_ms + apart * self.rng.randrange(3) for _ in range(self.rng.choice((2, 5)))]
-            self.clients.send_delayed(topic, [(one, 0) for one in dues])
+            self.clients.send_delayed(topic, [(due_ms, 0) for due_ms in dues])
 
     def _again(self) -> None:
         """A message id twice: a client sends again what it did not hear of."""
@@ -110,7 +110,7 @@ class TimerActions(Lives):
         stories = self.oracle.delayed
         if not stories:
             return None
-        waiting = sorted(self.oracle.model.pending.values(), key=lambda one: one.key)
+        waiting = sorted(self.oracle.model.pending.values(), key=lambda history: history.key)
         if waiting and self.rng.random() < 0.7:
             nearest = min(int(self.rng.expovariate(0.3)), len(waiting) - 1)
             return stories[waiting[nearest].number]
@@ -124,7 +124,9 @@ class TimerActions(Lives):
 
     def _recall_one(self, story: DelayedMessage) -> None:
         if self.clients.topics.get(story.topic.name) is story.topic:
-            late = any(one.late for one in self.oracle.model.of(story.number) if not one.ends)
+            late = any(
+                history.late for history in self.oracle.model.of(story.number) if not history.ends
+            )
             self.tally.hit(States.CANCEL_LATE, int(late))
             self.clients.recall(story)
 
@@ -135,7 +137,7 @@ class TimerActions(Lives):
 
     def _race(self) -> None:
         """Right when a timer is due: it fires, and is recalled before anything is confirmed."""
-        waiting = sorted(self.oracle.model.pending.values(), key=lambda one: one.key)
+        waiting = sorted(self.oracle.model.pending.values(), key=lambda history: history.key)
         if waiting and self._advance_to(waiting[0].due_ms):
             for _ in range(self.rng.choice((1, 2))):
                 self.machine.step()
@@ -183,11 +185,11 @@ class TimerActions(Lives):
 
     def _work(self) -> None:
         """All that can be done now; then nothing that is due still waits."""
-        now_ms = self.machine.clock.wall_ms()
+        before_ms = self.machine.clock.wall_ms()
         self.work_it_off()
         if self.machine.broker.store.guard.copies_allowed and self.machine.at_rest:
             self.oracle.look()
-            self.check_overdue(now_ms)
+            self.check_overdue(before_ms)
 
     def work_it_off(self) -> None:
         """What a step left to be confirmed is work for the next one."""
@@ -197,8 +199,9 @@ class TimerActions(Lives):
             end = self.machine.broker.store.end
             self.machine.run_steps()
 
-    def check_overdue(self, now_ms: int = 0) -> None:
-        for timer in self.oracle.overdue(now_ms or self.machine.clock.wall_ms())[:1]:
+    def check_overdue(self, before_ms: int) -> None:
+        """Nothing waits that was due before the broker worked until there was nothing to do."""
+        for timer in self.oracle.overdue(before_ms)[:1]:
             self.oracle.complain_of("I2 no-limbo", f"{timer} is due and waits", timer.number)
 
     def _time(self) -> None:
@@ -213,7 +216,7 @@ class TimerActions(Lives):
     def _to_the_next(self) -> None:
         waiting = self.oracle.model.pending.values()
         if waiting:
-            due_ms = min(one.due_ms for one in waiting)
+            due_ms = min(history.due_ms for history in waiting)
             self._advance_to(due_ms - self.rng.choice((0, 0, 1)))
             self.machine.step()
 

@@ -34,37 +34,39 @@ class TimerClients(SimClients):
         entries = [
             PutEntry(
                 MessageType.DELAY,
-                one.head,
-                one.properties,
-                one.tag_hash,
+                message.head,
+                message.properties,
+                message.tag_hash,
                 -1,
-                one.due_ms,
-                one.name,
-                one.spread_ms,
+                message.due_ms,
+                message.name,
+                message.spread_ms,
             )
-            for one in batch
+            for message in batch
         ]
 
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):
-                for one in batch:
-                    one.refused = True
+                for message in batch:
+                    message.refused = True
                 self._check_refusal(topic, answer.code)
                 return
-            for one, result in zip(batch, hop.decode_put_reply(answer), strict=True):
+            for message, result in zip(batch, hop.decode_put_reply(answer), strict=True):
                 if result.code != Code.OK:
-                    one.refused = True
+                    message.refused = True
                     self._check_refusal(topic, Code(result.code))
                     continue
-                one.events.append(f"OK, due {result.due_ms}")
-                oracle.sent(one, result.due_ms)
+                message.events.append(f"OK, due {result.due_ms}")
+                oracle.sent(message, result.due_ms)
                 self._tally.hit(States.STORED if result.due_ms else States.AT_ONCE)
-                self._tally.hit(States.SPREAD, int(result.due_ms > one.first_due_ms))
-            self._note(f"sent {[one.number for one in batch if one.ok_at]}")
+                self._tally.hit(States.SPREAD, int(result.due_ms > message.first_due_ms))
+            self._note(f"sent {[item.number for item in batch if item.ok_at]}")
 
-        names = ",".join(f"{one.number}@{one.due_ms}" for one in batch)
+        names = ",".join(f"{message.number}@{message.due_ms}" for message in batch)
         body = hop.encode_put(PutRequest(topic.name, entries))
         self._ask(f"put {topic.name} {names}", Kind.PUT, body, hear)
+        for one in batch:
+            one.decided_wall_ms = self._machine.clock.wall_ms()
 
     def send_noise(self, topic: ResourceIncarnation, size: int) -> None:
         entry = PutEntry(MessageType.NORMAL, b"noise" + bytes(size), b"", 0, -1)
@@ -93,8 +95,7 @@ class TimerClients(SimClients):
         self._decide(ask, "recall", Kind.RECALL, request.SerializeToString(), heard)
 
     def reschedule(self, story: DelayedMessage, due_ms: int) -> None:
-        now_ms = self._machine.clock.wall_ms()
-        ask = self._oracle.ask(story, max(now_ms, due_ms if due_ms >= 0 else now_ms - due_ms))
+        ask = self._oracle.ask(story, due_ms)
 
         def hear(outcome: RecallResult, new_due_ms: int) -> None:
             late = outcome is RecallResult.ALREADY_VISIBLE
@@ -108,8 +109,8 @@ class TimerClients(SimClients):
         )
 
         def heard(reply: bytes) -> None:
-            told = pb.RescheduleReply.FromString(reply)
-            hear(RecallResult(told.outcome), told.due_ms)
+            decoded_reply = pb.RescheduleReply.FromString(reply)
+            hear(RecallResult(decoded_reply.outcome), decoded_reply.due_ms)
 
         what = f"reschedule {due_ms}"
         self._decide(ask, what, Kind.RESCHEDULE, request.SerializeToString(), heard)
@@ -154,7 +155,12 @@ class TimerClients(SimClients):
             self._oracle.report_violation("I0 answers", f"a send was refused: {code.name}")
 
     def _decide(
-        self, ask: RecallHistory, what: str, kind: Kind, body: bytes, heard: Callable[[bytes], None]
+        self,
+        ask: RecallHistory,
+        what: str,
+        kind: Kind,
+        body: bytes,
+        connected: Callable[[bytes], None],
     ) -> None:
         """Decided now, since no read of this disk waits; told when it is confirmed."""
         story, number = ask.history, self._number + 1
@@ -164,6 +170,7 @@ class TimerClients(SimClients):
             if isinstance(answer, PopmqError):
                 self._check_refusal(story.topic, answer.code)
                 return
-            heard(answer)
+            connected(answer)
 
         self._ask(f"{what} {story.number}", kind, body, hear)
+        ask.decided_wall_ms = self._machine.clock.wall_ms()

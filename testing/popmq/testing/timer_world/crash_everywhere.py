@@ -69,6 +69,7 @@ class OneCrash(ThousandTimers):
         state = self._state()
         self.rng.seed(state)
         self._fate.seed(state)
+        self.machine.process_clock.seed(state)
         self._compares = state[0] % _COMPARED == 0
         if not self.is_new(state):
             raise SameState
@@ -85,8 +86,14 @@ class OneCrash(ThousandTimers):
         machine, oracle = self.machine, self.oracle
         model = oracle.model
         stories = [
-            (one.number, one.ok_at > 0, one.told_due_ms, one.refused, one.recalls)
-            for one in oracle.delayed.values()
+            (
+                message.number,
+                message.ok_at > 0,
+                message.told_due_ms,
+                message.refused,
+                message.recalls,
+            )
+            for message in oracle.delayed.values()
         ]
         clock = machine.clock
         times = clock.wall_ms(), clock.boot_ms(), machine.log_ms, machine.lived_log_ms
@@ -207,9 +214,9 @@ class CrashEverywhere(OneCrash):
             self.seed, self.oracle.violations, self.trace, self.tally, "--one-crash "
         )
         stories = [outcome.history(40)] if outcome.violations else []
-        found = CrashEverywhereResult(0, 0, self.crashes, self.acknowledged, self.tally, stories)
-        found.digests[self.seed] = outcome.digest
-        return found
+        result = CrashEverywhereResult(0, 0, self.crashes, self.acknowledged, self.tally, stories)
+        result.digests[self.seed] = outcome.digest
+        return result
 
     def _heard(self, seen: object) -> None:
         assert isinstance(seen, CrashEverywhereResult)

@@ -1,6 +1,5 @@
 """TimerModel: reads the confirmed log once more and works out, with plain sets, what it says of
-timers: which fired, in which order, and whether each record was right where it stands.
-"""
+timers. That is which fired, in which order, and whether each record was right where it stands."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""TimerOracle: what clients asked of timers and were told, against what the log says of them.
+"""TimerOracle: the questions of clients about timers and their answers, against what the log says
+of them.
 
 The simulator puts one message after the other, so a number is a message; the moves of the broker
 are decided when they are asked, and told when they are confirmed (docs/concepts/simulator.md).
@@ -6,6 +7,8 @@ are decided when they are asked, and told when they are confirmed (docs/concepts
 
 from collections import deque
 from dataclasses import dataclass, field
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
 from popmq.common import topics
@@ -28,6 +31,7 @@ class DelayedMessage:
     due_ms: int  # as it was asked for: absolute or, negative, a delay
     spread_ms: int
     asked_wall_ms: int
+    decided_wall_ms: int = 0  # when the broker had decided on it; 0: not yet
     ok_at: int = 0  # event number of the OK; 0: not told
     told_due_ms: int = 0
     refused: bool = False
@@ -44,6 +48,12 @@ class DelayedMessage:
     def first_due_ms(self) -> int:
         return self.due_ms if self.due_ms >= 0 else self.asked_wall_ms - self.due_ms
 
+    def last_due_ms(self, now_ms: int) -> int:
+        """A delay counts from when the broker reads its clock."""
+        decided_ms = self.decided_wall_ms or now_ms
+        read_ms = max(0, decided_ms - self.asked_wall_ms) if self.due_ms < 0 else 0
+        return self.first_due_ms + read_ms + self.spread_ms
+
 
 @dataclass(slots=True, eq=False)
 class RecallHistory:
@@ -56,7 +66,14 @@ class RecallHistory:
     last_due_ms: int  # of that timer
     recalled: bool  # or perhaps
     asked: frozenset[int] = frozenset()  # numbers that were stored by then, of its id
-    new_due_ms: int = 0  # of a reschedule
+    asked_due_ms: int = 0  # of a reschedule: absolute or, negative, a delay
+    asked_wall_ms: int = 0
+    decided_wall_ms: int = 0  # when the broker had decided on it; 0: not yet
+
+    def new_due_ms(self, wall_ms: int) -> int:
+        """Of a reschedule that the broker decided on at that time: never in the past."""
+        due_ms = self.asked_due_ms
+        return max(wall_ms, due_ms if due_ms >= 0 else wall_ms - due_ms)
 
 
 class TimerOracle(Oracle):
@@ -92,19 +109,20 @@ class TimerOracle(Oracle):
             self.complain_of("D2", f"told to be due at {due_ms}, the log says {timers}", number)
         if not due_ms and number not in self.model.at_once:
             self.complain_of("D2", "told to be visible, and is not", number)
-        if due_ms and not first_ms <= due_ms <= first_ms + story.spread_ms:
-            self.complain_of("due", f"asked for {first_ms} + {story.spread_ms}: {due_ms}", number)
+        last_ms = story.last_due_ms(self._machine.clock.wall_ms())
+        if due_ms and not first_ms <= due_ms <= last_ms:
+            self.complain_of("due", f"asked for {first_ms} to {last_ms}: {due_ms}", number)
 
     def _is_resend(self, story: DelayedMessage, due_ms: int) -> bool:
         """Whether it got the receipt of an earlier message with its id, and is not stored."""
         model, number = self.model, story.number
         if model.of(number) or number in model.at_once:
             return False
-        earlier = [one.number for one in story.twins if one is not story]
-        dues = {model.of(one)[0].due_ms for one in earlier if model.of(one)}
-        return due_ms in dues or (not due_ms and any(one in model.at_once for one in earlier))
+        earlier = [message.number for message in story.twins if message is not story]
+        dues = {model.of(due_ms)[0].due_ms for due_ms in earlier if model.of(due_ms)}
+        return due_ms in dues or (not due_ms and any(due_ms in model.at_once for due_ms in earlier))
 
-    def ask(self, story: DelayedMessage, new_due_ms: int = 0) -> RecallHistory:
+    def ask(self, story: DelayedMessage, due_ms: int = 0) -> RecallHistory:
         model = self.model
         model.read_on()
         timers = model.of(story.number)
@@ -119,18 +137,19 @@ class TimerOracle(Oracle):
             cancelled=ends == ["cancelled"],
             last_due_ms=last.due_ms if last is not None else 0,
             recalled=story.twins[0].recalls > 0,
-            asked=frozenset(one.number for one in story.twins if one.ok_at),
-            new_due_ms=new_due_ms,
+            asked=frozenset(message.number for message in story.twins if message.ok_at),
+            asked_due_ms=due_ms,
+            asked_wall_ms=self._machine.clock.wall_ms(),
         )
 
     def recalled(self, ask: RecallHistory, outcome: RecallResult) -> None:
         model, story = self.model, ask.history
         model.read_on()
-        open_ones = [one for one in self._timers(story) if not one.ends]
+        open_ones = [timer for timer in self._timers(story) if not timer.ends]
         alone = len(story.twins) == 1  # else one may have fired, and the others are recalled
         visible = alone and model.copies[story.number]
         # What was sent with its id behind the recall waits: its record stands behind.
-        before = [one for one in open_ones if alone or one.number in ask.asked]
+        before = [history for history in open_ones if alone or history.number in ask.asked]
         if outcome is RecallResult.DONE and (before or visible):
             self.complain_of("I11 recall", "DONE, and it is pending or visible", story.number)
         self._answered(ask, outcome, again=RecallResult.DONE)
@@ -139,21 +158,26 @@ class TimerOracle(Oracle):
         model, number = self.model, ask.history.number
         model.read_on()
         if outcome is RecallResult.DONE:
-            found = [one for one in self._timers(ask.history) if one.due_ms == due_ms]
-            earlier = [one for one in model.of(number)[:-1] if one.ends != ["replaced"]]
-            if due_ms != ask.new_due_ms or not found or earlier:
-                what = f"DONE for {due_ms}, asked for {ask.new_due_ms}: {model.of(number)}"
+            timer_histories = [
+                timer for timer in self._timers(ask.history) if timer.due_ms == due_ms
+            ]
+            earlier = [history for history in model.of(number)[:-1] if history.ends != ["replaced"]]
+            first_ms = ask.new_due_ms(ask.asked_wall_ms)
+            last_ms = ask.new_due_ms(ask.decided_wall_ms or self._machine.clock.wall_ms())
+            if not first_ms <= due_ms <= last_ms or not timer_histories or earlier:
+                asked = f"asked for {first_ms} to {last_ms}"
+                what = f"DONE for {due_ms}, {asked}: {model.of(number)}"
                 self.complain_of("I11 reschedule", what, number)
         self._answered(ask, outcome, again=RecallResult.NOT_FOUND)
 
     def _timers(self, story: DelayedMessage) -> list[TimerHistory]:
         """Of all messages with its id."""
-        return [timer for one in story.twins for timer in self.model.of(one.number)]
+        return [timer for message in story.twins for timer in self.model.of(message.number)]
 
     def _answered(self, ask: RecallHistory, outcome: RecallResult, *, again: RecallResult) -> None:
         """`again` is the answer for what was recalled before."""
         model, number = self.model, ask.history.number
-        copies = sum(model.copies[one.number] for one in ask.history.twins)
+        copies = sum(model.copies[message.number] for message in ask.history.twins)
         if outcome is RecallResult.ALREADY_VISIBLE and not copies:
             self.complain_of("I11 recall", "ALREADY_VISIBLE, and is not", number)
         if not ask.known:
@@ -175,8 +199,12 @@ class TimerOracle(Oracle):
         self.model.read_on()
         for timer, token, header, message in self.model.fired[self._looked :]:
             story = self.delayed[timer.number]
-            said = (message.head, message.properties, message.tag_hash)
-            if said != (story.head, story.properties, story.tag_hash):
+            heads = (message.head, message.tag_hash)
+            properties = message.properties
+            if heads != (story.head, story.tag_hash) or not (
+                properties == story.properties
+                or _adds_time(story.properties, properties, timer.due_ms)
+            ):
                 self.complain_of("bytes", f"{timer} fired as another message", timer.number)
             place = (header.topic_id, header.queue_id)
             dead = self._machine.broker.registry.find_topic(topics.TIMER_DLQ_TOPIC)
@@ -212,7 +240,7 @@ class TimerOracle(Oracle):
 
     def overdue(self, since_ms: int) -> list[TimerHistory]:
         """Pending ones that were due at `since_ms` of the wall clock."""
-        return [one for one in self.model.pending.values() if one.due_ms <= since_ms]
+        return [history for history in self.model.pending.values() if history.due_ms <= since_ms]
 
     def finish(self) -> None:
         """After the drain: each came to one end, the acknowledged ones to a good one."""
@@ -229,10 +257,20 @@ class TimerOracle(Oracle):
             last = timers[-1].ends[-1:] if timers else []
             if copies > 1:
                 self.complain_of("I4 exactly-once", f"{copies} copies", number)
-            if any(not one.ends for one in timers):
+            if any(not timer.ends for timer in timers):
                 self.complain_of("I1 no-loss", f"still pending: {timers}", number)
             lost = story.ok_at and not copies and last != ["cancelled"]
             if lost or (last == ["cancelled"] and not story.twins[0].recalls):
                 self.complain_of("I1 no-loss", f"acknowledged, and then {last}", number)
             if story.refused and (timers or copies):
                 self.complain_of("I4 exactly-once", "was refused, and is stored", number)
+
+
+def _adds_time(sent: bytes, stored: bytes, due_ms: int) -> bool:
+    """Whether nothing but due times was appended, of which the last one is `due_ms`."""
+    times, at = [], len(sent)
+    while at < len(stored) and stored[at] == 0x5A:  # SystemProperties{delivery_timestamp}
+        end = at + 2 + stored[at + 1]
+        times.append(Timestamp.FromString(stored[at + 2 : end]).ToMilliseconds())
+        at = end
+    return stored.startswith(sent) and at == len(stored) and times[-1:] == [due_ms]

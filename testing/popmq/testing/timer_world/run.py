@@ -122,7 +122,7 @@ class TimerSimulator(TimerActions):
         rng, disk, data = self.rng, self.machine.disk, self.machine.settings.broker.data
         self._harmed = rng.choices(("", "lost", "bit", "index"), (7, 2, 3, 1 + self.retains))[0]
         if self._harmed == "lost":
-            for name in rng.choice((_FILES, *((one,) for one in _FILES))):
+            for name in rng.choice((_FILES, *((file,) for file in _FILES))):
                 disk.lose_folder(f"{data}/{name}")
         elif self._harmed == "bit":
             where = disk.flip_bit(f"{data}/{rng.choice(('timer', *_FILES))}")
@@ -175,16 +175,18 @@ class TimerSimulator(TimerActions):
     def work_to_the_end(self) -> None:
         """Until nothing waits; at the end everything is counted anew."""
         machine, oracle = self.machine, self.oracle
+        before_ms = machine.clock.wall_ms()  # time passes while the broker works
         self.work_it_off()
         for _ in range(_SLEEPS):
             oracle.at_rest()
-            self.check_overdue()
+            self.check_overdue(before_ms)
             if oracle.violations or not oracle.model.pending:
                 break
-            times = sorted(one.due_ms for one in oracle.model.pending.values())
+            times = sorted(history.due_ms for history in oracle.model.pending.values())
             until_ms = times[len(times) // 2 if len(times) > 6 else 0]
             left_ms = until_ms - machine.clock.wall_ms()
             machine.advance(max(0, min(left_ms, 300 * self.lap_ms)))
+            before_ms = machine.clock.wall_ms()
             self.work_it_off()
         machine.broker.timers.check.start()
         self.work_it_off()
@@ -221,7 +223,7 @@ class OvertakenTimers(TimerSimulator):
     def weighted(self) -> list[tuple[Callable[[], object], int]]:
         """Mostly that; no damage, and no clock that steps: they have the wheel made anew."""
         left_out = ("_harm_live", "_clock", "_wobble", "_sleep")
-        moves = [one for one in super().weighted() if one[0].__name__ not in left_out]
+        moves = [move for move in super().weighted() if move[0].__name__ not in left_out]
         return [*moves, (self._outrun, _SHARE)]
 
     def _outrun(self) -> None:

@@ -48,7 +48,7 @@ class CrashedAt(Enum):
     A_START = "any, in a start"
 
 
-_PLACES = {one.value: one for one in CrashedAt}
+_PLACES = {crashed_at.value: crashed_at for crashed_at in CrashedAt}
 
 # And what has to have happened in these runs.
 REACHED = (

@@ -77,35 +77,35 @@ class TransactionClients(Requests):
     def begin_again(self) -> None:
         """A resend, whatever became of the first attempt, while its id is remembered."""
         from_ms = self._machine.log_ms - RESEND_MS
-        recent = (one for one in self.stories[-12:] if one.made_ms > from_ms)
-        known = [one for one in recent if not one.refused]
+        recent = (history for history in self.stories[-12:] if history.made_ms > from_ms)
+        known = [history for history in recent if not history.refused]
         if known:
             self._put([self._rng.choice(known)])
 
     def end(self) -> None:
         """By its producer; now and then repeated, or the wrong end by one that is confused."""
-        known = [one for one in self.stories[-30:] if one.transaction]
+        known = [history for history in self.stories[-30:] if history.transaction]
         if not known:
             return
         story = self._rng.choice(known)
-        wanted = story.wanted
-        if wanted == UNKNOWN or self._rng.random() < 0.05:
-            wanted = self._rng.choice((COMMIT, ROLLBACK)) if self._rng.random() < 0.1 else ""
-        if wanted:
-            self._end(story, wanted, story.transaction)
+        requested = story.wanted
+        if requested == UNKNOWN or self._rng.random() < 0.05:
+            requested = self._rng.choice((COMMIT, ROLLBACK)) if self._rng.random() < 0.1 else ""
+        if requested:
+            self._end(story, requested, story.transaction)
 
     def end_wrongly(self) -> None:
         """With the id of another message."""
-        known = [one for one in self.stories if one.transaction]
+        known = [history for history in self.stories if history.transaction]
         if len(known) < 2:
             return
-        one, other = self._rng.sample(known, 2)
+        history, other = self._rng.sample(known, 2)
 
         def hear(answer: bytes | PopmqError) -> None:
             refused = isinstance(answer, PopmqError)
-            assert refused, f"the id of {other.number} ended {one.number}"
+            assert refused, f"the id of {other.number} ended {history.number}"
 
-        self._ask_end(one, COMMIT, other.transaction, hear)
+        self._ask_end(history, COMMIT, other.transaction, hear)
 
     def send_noise(self, size: int) -> None:
         entry = PutEntry(MessageType.NORMAL, b"noise" + bytes(size), b"")
@@ -159,9 +159,9 @@ class TransactionClients(Requests):
     def _look_at(self, topic_id: int, queue_id: int, *, letters: bool) -> None:
         queue = self._machine.broker.store.queue(topic_id, queue_id)
         at = max(self._looked.get((topic_id, queue_id), 0), queue.min_offset)
-        found = self._machine.broker.store.reader.read(queue.units(at, queue.count - at))
+        messages = self._machine.broker.store.reader.read(queue.units(at, queue.count - at))
         self._looked[(topic_id, queue_id)] = queue.count
-        for message in found:
+        for message in messages:
             story = self._story_of(getattr(message, "head", b""))
             if story is None:
                 self._oracle.report_violation("bytes", f"{str(message)[:60]} was never sent so")
@@ -194,7 +194,7 @@ class TransactionClients(Requests):
     # -- inside
 
     def _story_of(self, head: bytes) -> TransactionHistory | None:
-        return next((one for one in self.stories if one.entry.head == head), None)
+        return next((history for history in self.stories if history.entry.head == head), None)
 
     def _story(self) -> TransactionHistory:
         rng, number = self._rng, len(self.stories)
@@ -205,8 +205,8 @@ class TransactionClients(Requests):
         kind = MessageType.TRANSACTION
         queue_id = rng.randrange(QUEUES)
         entry = PutEntry(kind, head, properties, 0, queue_id, check_ms, name)
-        wanted = rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN))
-        story = TransactionHistory(number, wanted, entry, self._machine.log_ms)
+        requested = rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN))
+        story = TransactionHistory(number, requested, entry, self._machine.log_ms)
         self.stories.append(story)
         return story
 
@@ -228,39 +228,39 @@ class TransactionClients(Requests):
             for story in batch:
                 story.lost = True
 
-        names = ",".join(str(one.number) for one in batch)
-        body = hop.encode_put(PutRequest(TOPIC, [one.entry for one in batch]))
+        names = ",".join(str(history.number) for history in batch)
+        body = hop.encode_put(PutRequest(TOPIC, [history.entry for history in batch]))
         self._ask(f"begin {names}", Kind.PUT, body, hear, lost=lost)
 
-    def _end(self, story: TransactionHistory, wanted: str, transaction: str) -> None:
+    def _end(self, story: TransactionHistory, requested: str, transaction: str) -> None:
         if not story.asked:
             story.asked_ms = self._machine.log_ms
-        story.asked.add(wanted)
-        story.events.append(f"{self._oracle.at} {wanted} asked")
+        story.asked.add(requested)
+        story.events.append(f"{self._oracle.at} {requested} asked")
 
         def hear(answer: bytes | PopmqError) -> None:
             if not isinstance(answer, PopmqError):
-                story.events.append(f"{self._oracle.at} {wanted} OK")
-                self._tally.hit(States.ENDED_AGAIN, int(story.ended == wanted))
-                if story.ended not in ("", wanted):
-                    self._complain(story, "I18 once", f"{wanted} OK after {story.ended}")
-                story.ended = wanted
+                story.events.append(f"{self._oracle.at} {requested} OK")
+                self._tally.hit(States.ENDED_AGAIN, int(story.ended == requested))
+                if story.ended not in ("", requested):
+                    self._complain(story, "I18 once", f"{requested} OK after {story.ended}")
+                story.ended = requested
             elif answer.code == Code.INVALID_TRANSACTION_ID:
                 self._tally.hit(States.END_REFUSED)
                 self.look()
                 old = self._machine.log_ms - story.asked_ms >= KEEP_ENDED_MS
-                other = story.asked - {wanted} or story.letters or old
+                other = story.asked - {requested} or story.letters or old
                 if not other:
-                    self._complain(story, "I18 end", f"{wanted} was refused: {answer}")
+                    self._complain(story, "I18 end", f"{requested} was refused: {answer}")
             else:
-                story.events.append(f"{self._oracle.at} {wanted}: {answer.code.name}")
+                story.events.append(f"{self._oracle.at} {requested}: {answer.code.name}")
 
-        self._ask_end(story, wanted, transaction, hear)
+        self._ask_end(story, requested, transaction, hear)
 
     def _ask_end(
         self,
         story: TransactionHistory,
-        wanted: str,
+        requested: str,
         transaction: str,
         hear: Callable[[bytes | PopmqError], None],
     ) -> None:
@@ -268,12 +268,12 @@ class TransactionClients(Requests):
             topic=TOPIC,
             message_id=story.name,
             transaction_id=transaction,
-            commit=wanted == COMMIT,
+            commit=requested == COMMIT,
         )
         self._ask(
-            f"{wanted} {story.number}", Kind.END_TRANSACTION, request.SerializeToString(), hear
+            f"{requested} {story.number}", Kind.END_TRANSACTION, request.SerializeToString(), hear
         )
 
     def _complain(self, story: TransactionHistory, invariant: str, what: str) -> None:
-        told = "; ".join(story.events[-8:])
-        self._oracle.report_violation(invariant, f"transaction {story.number} {what} ({told})")
+        events = "; ".join(story.events[-8:])
+        self._oracle.report_violation(invariant, f"transaction {story.number} {what} ({events})")

@@ -1,4 +1,4 @@
-"""The certificate that a server shows, loaded anew when its files change.
+"""The certificate that a server shows, loaded again when its files change.
 
 Kubernetes replaces the files of a Secret while processes run; a connection keeps the certificate
 that it began with.
@@ -31,9 +31,9 @@ class Certificates:
     @classmethod
     def of_files(cls, certificate: str, key: str) -> "Certificates":
         """Raises ConfigError when they cannot be used now."""
-        made = cls(lambda context: load_pair(context, certificate, key), (certificate, key))
-        made.context()
-        return made
+        files = cls(lambda context: load_pair(context, certificate, key), (certificate, key))
+        files.context()
+        return files
 
     def context(self) -> ssl.SSLContext:
         """The one for a new connection; ConfigError when there is none yet and cannot be."""
@@ -92,7 +92,7 @@ def _no_passphrase(key: str) -> str:
 
 def _stamp_of(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        file_status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return file_status.st_ino, file_status.st_mtime_ns, file_status.st_size

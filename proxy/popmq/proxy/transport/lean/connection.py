@@ -7,12 +7,12 @@ returns; a broken rule or a passed bound leaves a GOAWAY in the outbox and `clos
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType
+from popmq.proxy.transport.interface import UNREAD_MS, GrpcStatus, Method, MethodType
 from popmq.proxy.transport.lean import frames
-from popmq.proxy.transport.lean.bounds import LeanCounters, TokenBucket
+from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection_timeouts import ConnectionTimeouts
 from popmq.proxy.transport.lean.frames import (
     CONTINUATION,
@@ -24,10 +24,12 @@ from popmq.proxy.transport.lean.frames import (
     StreamFault,
 )
 from popmq.proxy.transport.lean.headers import HeaderBlock, HeaderDecoder, Malformed, RequestHead
-from popmq.proxy.transport.lean.inbox import Inbox
+from popmq.proxy.transport.lean.inbox import Inbox, SharedInflow
+from popmq.proxy.transport.lean.lanes import Lanes
 from popmq.proxy.transport.lean.messages import ENCODINGS
 from popmq.proxy.transport.lean.outbox import Outbox
 from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
+from popmq.proxy.transport.token_bucket import TokenBucket
 
 _HTTP_1_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"CONNECT ")
 _HTTP_2_ONLY = "this port speaks gRPC over HTTP/2"
@@ -97,6 +99,7 @@ class LeanConnection:
         counters: LeanCounters,
         clock_ms: Callable[[], int],
         wake: Callable[[], None],
+        shared: SharedInflow,
         peer: str = "",
         max_age_ms: int = 0,
     ) -> None:
@@ -104,6 +107,7 @@ class LeanConnection:
         self.counters = counters
         self.clock_ms = clock_ms
         self.peer = peer
+        self.encrypted = False
         self.closing = False  # a GOAWAY says why; nothing is read any more
         self.draining = False
         self.refused = ""  # why this client gets nothing but this sentence
@@ -111,17 +115,20 @@ class LeanConnection:
         self.outbox = Outbox(
             limits.max_unsent_bytes, counters, wake, self._closed, limits.compress_bytes
         )
-        self.inbox = Inbox(limits, counters, self.outbox)
+        self.inbox = Inbox(limits, counters, self.outbox, self, shared)
         self.streams: dict[int, Stream] = {}
         self._wake = wake
         self._methods = methods
         self._reader = Http2FrameReader(limits.max_frame_bytes)
         self._decoder = HeaderDecoder(limits.max_header_bytes)
+        self._lanes = Lanes(self, methods) if limits.lanes else None
         self._preface = Preface()
         self.settled = False  # the peer's SETTINGS came
-        self._last_id = 0
+        self.last_id = 0
         self._over: deque[int] = deque(maxlen=REMEMBERED_STREAMS)
         self._cut: deque[int] = deque(maxlen=REMEMBERED_STREAMS)  # by us: late frames are fine
+        # Of the last answers that left: when, and what follows if nobody read them.
+        self._unread: dict[int, tuple[int, Callable[[], None]]] = {}
         self._block = HeaderBlock(limits.max_header_bytes)
         self._now_ms = clock_ms()
         self.watch = ConnectionTimeouts(self, self._now_ms, max_age_ms)
@@ -138,14 +145,19 @@ class LeanConnection:
         try:
             if not self._preface.complete:
                 data = self._greet(data)
-            for kind, flags, stream_id, payload in self._reader.feed(data):
-                if self.closing:
-                    return
+            reader, lanes = self._reader, self._lanes
+            reader.add(data)
+            while not self.closing:
                 try:
-                    self._frame(kind, flags, stream_id, payload)
+                    if lanes is not None and reader.begins_call:
+                        lanes.run(reader, now_ms)
+                    frame = reader.next()
+                    if frame is None:
+                        self.inbox.widen()
+                        return
+                    self._frame(*frame)
                 except StreamFault as broken:
                     self._reset(broken)
-            self.inbox.widen()
         except ConnectionFault as fault:
             self.fail(fault)
         except Http1Peer:
@@ -191,6 +203,7 @@ class LeanConnection:
             pairs = frames.settings_content(flags, stream_id, payload)
             if not flags & frames.ACK:
                 self.settled = True
+                self._leave_lanes()
                 self.outbox.apply_settings(pairs, self.streams)
         elif kind == frames.PRIORITY:
             frames.check_priority(stream_id, payload)
@@ -200,7 +213,7 @@ class LeanConnection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot promise")
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
-        stream = self.streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None and stream_id:
             self._expect_known(stream_id)
         increment = frames.window_content(stream_id, payload)
@@ -212,9 +225,11 @@ class LeanConnection:
     def _reset_by_client(self, stream_id: int, payload: bytes) -> None:
         frames.reset_content(stream_id, payload)
         self._expect_known(stream_id)
-        stream = self.streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             self._count_control()
+            if (unread := self._unread.pop(stream_id, None)) is not None:
+                unread[1]()
             return
         self._count_reset()
         stream.remote_closed = True
@@ -245,22 +260,27 @@ class LeanConnection:
 
     def _complete(self, stream_id: int, ends: bool, block: bytes) -> None:
         """A whole header block: a request, or the trailers of one."""
-        stream = self.streams.get(stream_id)
-        try:
-            if stream_id <= self._last_id:
-                self._trailers(stream, stream_id, ends, block)
-                return
-            self._last_id = stream_id
-            head = self._decoder.request(block)
-        except Malformed as error:
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
+        if stream_id <= self.last_id:
+            try:
+                self._trailers(self._stream(stream_id), stream_id, ends, block)
+            except Malformed as error:
+                raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
+            return
+        self.last_id = stream_id
+        head = self.request_head(stream_id, block)
         if self.draining:
             self._cut.append(stream_id)  # the GOAWAY said that it is not looked at
-        elif len(self.streams) >= self.limits.max_streams:
+        elif self._open_calls >= self.limits.max_streams:
             self.counters.cut_off["streams"] += 1
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         else:
-            self._open(stream_id, ends, head)
+            self.open_stream(stream_id, ends, head)
+
+    def request_head(self, stream_id: int, block: bytes) -> RequestHead:
+        try:
+            return self._decoder.request(block)
+        except Malformed as error:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
 
     def _trailers(self, stream: Stream | None, stream_id: int, ends: bool, block: bytes) -> None:
         if stream is None and stream_id not in self._cut:
@@ -276,10 +296,8 @@ class LeanConnection:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers without an end")
         self._half_closed(stream)
 
-    def _open(self, stream_id: int, ends: bool, head: RequestHead) -> None:
-        method = self._methods.get(head.path, _UNKNOWN)
-        stream = Stream(self, stream_id, head, method, self.outbox.initial_window)
-        self.streams[stream_id] = stream
+    def open_stream(self, stream_id: int, ends: bool, head: RequestHead) -> None:
+        stream = self.new_stream(stream_id, head, self._methods.get(head.path, _UNKNOWN))
         self.counters.streams += 1
         stream.remote_closed = ends and head.content_length <= 0
         if head.method != b"POST":
@@ -290,6 +308,39 @@ class LeanConnection:
             self._open_call(stream, head)
         if ends:
             self._half_closed(stream)
+
+    def new_stream(self, stream_id: int, head: RequestHead, method: Method) -> Stream:
+        stream = Stream(self, stream_id, head, method, self.outbox.initial_window, self._now_ms)
+        self.streams[stream_id] = stream
+        return stream
+
+    def _stream(self, stream_id: int) -> Stream | None:
+        """A call that is open, whichever path it took so far."""
+        stream = self.streams.get(stream_id)
+        if stream is None and self._lanes is not None:
+            stream = self._lanes.stream(stream_id)
+        return stream
+
+    def _leave_lanes(self) -> None:
+        """Open calls go the general path from now on."""
+        if self._lanes is not None:
+            self._lanes.leave_all()
+
+    @property
+    def _open_calls(self) -> int:
+        return len(self.streams) + (len(self._lanes.open) if self._lanes is not None else 0)
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a call that begins now is a call like others."""
+        return self.is_whole and not (self.draining or self.refused or self.closing)
+
+    def answered(self, stream_ids: Sequence[int]) -> None:
+        """The lanes wrote the answers of these whole."""
+        self.counters.streams -= len(stream_ids)
+        self._over.extend(stream_ids)
+        if not self._open_calls:
+            self.watch.quiet_ms = self._now_ms
 
     def _open_call(self, stream: Stream, head: RequestHead) -> None:
         self.counters.calls += 1
@@ -325,7 +376,7 @@ class LeanConnection:
             payload = frames.data_content(flags, payload)
         if not payload and not ends and not self._control.take(self._now_ms):
             raise _too_much("too many empty DATA frames (lean.max_control_per_s)", "empty_frames")
-        stream = self.streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None or stream.remote_closed:
             self._late_data(stream_id)
             return
@@ -342,9 +393,18 @@ class LeanConnection:
         stream.remote_closed = True
         if stream.plain_status:
             self.outbox.plain_http(stream, stream.plain_status, _GRPC_ONLY)
-        elif stream.reader is not None and stream.reader.held_bytes:
+        elif stream.reader is not None or stream.held_bytes:
+            if stream.reader is None or not stream.reader.waits:
+                self.request_complete(stream)
+        elif not stream.over:
+            stream.half_closed()
+
+    def request_complete(self, stream: Stream) -> None:
+        """All of a request that came in pieces is there, and decompressed."""
+        if stream.reader is not None and not stream.reader.is_empty:
             self.inbox.refuse(stream, GrpcStatus.INTERNAL, "the last message is not complete")
         elif not stream.over:
+            self.inbox.begin(stream)
             stream.half_closed()
 
     def _late_data(self, stream_id: int) -> None:
@@ -354,7 +414,7 @@ class LeanConnection:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA behind the end")
 
     def _expect_known(self, stream_id: int) -> None:
-        if stream_id > self._last_id or stream_id & 1 == 0:
+        if stream_id > self.last_id or stream_id & 1 == 0:
             raise ConnectionFault(
                 ErrorCode.PROTOCOL_ERROR, f"a frame for stream {stream_id}, which is not open"
             )
@@ -384,7 +444,7 @@ class LeanConnection:
             self.fail(too_many)
             return
         self.outbox.control(frames.reset(fault.stream_id, fault.code))
-        stream = self.streams.get(fault.stream_id)
+        stream = self._stream(fault.stream_id)
         if stream is not None:
             stream.remote_closed = True
             self._gone(stream)
@@ -404,13 +464,28 @@ class LeanConnection:
         self.counters.streams -= 1
         if stream.queue is not None:
             self.outbox.forget(stream)
-        if stream.reader is not None:
+        if stream.reader is not None or stream.held_bytes:
             self.inbox.forget(stream)
         (self._over if stream.remote_closed else self._cut).append(stream_id)
-        if not self.streams:
+        if stream.unread is not None and stream.finished:
+            self._remember_unread(stream_id, stream.unread)
+        if not self._open_calls:
             self.watch.quiet_ms = self._now_ms
             if self.draining:
                 self._wake()
+
+    def _remember_unread(self, stream_id: int, callback: Callable[[], None]) -> None:
+        self._forget_read()
+        if len(self._unread) == REMEMBERED_STREAMS:
+            del self._unread[next(iter(self._unread))]
+        self._unread[stream_id] = (self._now_ms, callback)
+
+    def _forget_read(self) -> None:
+        while self._unread:
+            stream_id, (left_ms, _) = next(iter(self._unread.items()))
+            if self._now_ms - left_ms <= UNREAD_MS:
+                return
+            del self._unread[stream_id]
 
     def fail(self, fault: ConnectionFault) -> None:
         """Say why, and be over."""
@@ -424,16 +499,21 @@ class LeanConnection:
         logger.debug(
             "cut off a client", extra={"peer": self.peer, "why": str(fault), "code": fault.code}
         )
-        self.outbox.control(frames.goaway(self._last_id, fault.code, str(fault)))
+        self.outbox.control(frames.goaway(self.last_id, fault.code, str(fault)))
         self.closing = True
         self.lost()
 
     def lost(self) -> None:
         """The connection is over: every call loses its client."""
         self.closing = True
+        self._leave_lanes()
         for stream in tuple(self.streams.values()):
             stream.remote_closed = True
             self._gone(stream)
+        self._forget_read()
+        unread, self._unread = self._unread, {}
+        for _, callback in unread.values():
+            callback()
 
     def retire(self, why: str) -> None:
         """`drain` as soon as no call can be on its way; the client opens another connection."""
@@ -442,8 +522,9 @@ class LeanConnection:
     def drain(self, why: str) -> None:
         """Take no new calls; the client opens another connection for them."""
         if not self.draining and not self.closing:
+            self._leave_lanes()
             self.draining = True
-            self.outbox.control(frames.goaway(self._last_id, ErrorCode.NO_ERROR, why))
+            self.outbox.control(frames.goaway(self.last_id, ErrorCode.NO_ERROR, why))
 
     @property
     def is_whole(self) -> bool:
@@ -457,6 +538,7 @@ class LeanConnection:
     def tick(self, now_ms: int) -> None:
         """Look at everything that only time tells; call it about once a second."""
         self._now_ms = now_ms
+        self._leave_lanes()  # those that are still open may be late
         try:
             self.watch.check(now_ms)
         except ConnectionFault as fault:

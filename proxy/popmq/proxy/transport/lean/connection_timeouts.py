@@ -19,6 +19,9 @@ _ALIVE = b"alive?\0\0"
 _RETIRING = b"retiring"
 RETIRING_MS = 5_000  # for the answer to the PING between the two GOAWAYs
 
+REQUEST_MS = 30_000  # for a request to be complete, and more for its size
+REQUEST_BYTES_PER_MS = 64
+
 
 class TimedConnection(Protocol):
     """What the timeouts read of their connection, and `drain`, its orderly end."""
@@ -72,6 +75,7 @@ class ConnectionTimeouts:
         self._check_reader(now_ms)
         self._check_silence(now_ms)
         self._check_deadlines(now_ms)
+        self._check_requests(now_ms)
         self._check_idle(now_ms)
         self._check_age(now_ms)
 
@@ -131,6 +135,25 @@ class ConnectionTimeouts:
         for stream in over:
             connection.inbox.refuse(
                 stream, GrpcStatus.DEADLINE_EXCEEDED, "the client's deadline has passed"
+            )
+
+    def _check_requests(self, now_ms: int) -> None:
+        """A request has to be complete in its time, whatever deadline the client names: what came
+        of it is held until then."""
+        connection = self._connection
+        late = [
+            stream
+            for stream in connection.streams.values()
+            if not (stream.remote_closed or stream.finished or stream.method.open is not None)
+            and now_ms - stream.opened_ms
+            > REQUEST_MS + stream.content_bytes // REQUEST_BYTES_PER_MS
+        ]
+        for stream in late:
+            connection.counters.cut_off["slow_request"] += 1
+            connection.inbox.refuse(
+                stream,
+                GrpcStatus.DEADLINE_EXCEEDED,
+                f"the request was not complete within {REQUEST_MS} ms and its size at 64 KiB/s",
             )
 
     def _check_idle(self, now_ms: int) -> None:

@@ -30,6 +30,7 @@ INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
 #   | length | kind | flags | stream id | payload ...      (big-endian)
 _HEADER = struct.Struct(">HBBBI")
 HEADER_BYTES = _HEADER.size
+LEAST_CALL_BYTES = 2 * HEADER_BYTES + 5  # HEADERS, DATA, and the prefix of a message
 _U32 = struct.Struct(">I")
 _U32_PAIR = struct.Struct(">II")
 _SETTING = struct.Struct(">HI")
@@ -75,43 +76,58 @@ class StreamFault(Exception):
 class Http2FrameReader:
     """Cuts a byte stream into frames, however the stream was split."""
 
-    __slots__ = ("_max_frame_bytes", "_partial")
+    __slots__ = ("_max_frame_bytes", "at", "data")
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._partial = b""
+        self.data = b""
+        self.at = 0  # what is before it was read
 
     @property
     def held_bytes(self) -> int:
         """Of a frame that is not complete; never more than the largest frame."""
-        return len(self._partial)
+        return len(self.data) - self.at
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes, to be read to the end before the next call.
+    @property
+    def begins_call(self) -> bool:
+        """Whether HEADERS stand next, and there may be a message behind them."""
+        data, at = self.data, self.at
+        return len(data) - at >= LEAST_CALL_BYTES and data[at + 3] == HEADERS
+
+    def add(self, data: bytes) -> None:
+        self.data = self.data[self.at :] + data if self.at < len(self.data) else data
+        self.at = 0
+
+    def next(self) -> Frame | None:
+        """The next frame that is complete.
 
         Raises ConnectionFault for a frame that is longer than we allowed, as soon as its header
         is there.
         """
-        if self._partial:
-            data = self._partial + data
-            self._partial = b""
-        start, end = 0, len(data)
-        unpack, limit = _HEADER.unpack_from, self._max_frame_bytes
-        while end - start >= 9:
-            high, low, kind, flags, stream_id = unpack(data, start)
+        data, start = self.data, self.at
+        if start == len(data):
+            self.data, self.at = b"", 0
+            return None
+        if len(data) - start >= 9:
+            high, low, kind, flags, stream_id = _HEADER.unpack_from(data, start)
             size = high << 8 | low
-            if size > limit:
+            if size > self._max_frame_bytes:
                 raise ConnectionFault(
                     ErrorCode.FRAME_SIZE_ERROR,
-                    f"a frame of {size} bytes is over the limit of {limit} (lean.max_frame_bytes)",
+                    f"a frame of {size} bytes is over the limit of {self._max_frame_bytes} "
+                    "(lean.max_frame_bytes)",
                 )
-            stop = start + 9 + size
-            if stop > end:
-                break
-            yield kind, flags, stream_id & _ALL_BUT_RESERVED, data[start + 9 : stop]
-            start = stop
-        if start < end:
-            self._partial = data[start:]
+            self.at = stop = start + 9 + size
+            if stop <= len(data):
+                return kind, flags, stream_id & _ALL_BUT_RESERVED, data[start + 9 : stop]
+        self.data, self.at = data[start:], 0
+        return None
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes, to be read to the end before the next call."""
+        self.add(data)
+        while (frame := self.next()) is not None:
+            yield frame
 
 
 # -- what is in a payload

@@ -61,16 +61,16 @@ class Gathered:
 
     def add(self, fields: list[Field]) -> None:
         """Raises Malformed."""
-        found = self.found
+        headers = self.found
         for name, value in fields:
             if name[:1] == ":":
-                if self.plain or name in found or name not in PSEUDO:
+                if self.plain or name in headers or name not in PSEUDO:
                     raise Malformed(f"{name} is unknown, comes twice, or behind other fields")
             elif name:
                 self.plain = True
             else:
                 raise Malformed("a field has a name or a value that HTTP/2 forbids")
-            found[name] = value
+            headers[name] = value
 
 
 class RequestHead:
@@ -87,9 +87,9 @@ class RequestHead:
         "timeout",
     )
 
-    def __init__(self, found: dict[str, bytes]) -> None:
+    def __init__(self, headers: dict[str, bytes]) -> None:
         """Raises Malformed."""
-        get = found.get
+        get = headers.get
         self.method = get(":method", b"")
         path = get(":path", b"")
         if not (self.method and path and get(":scheme")):
@@ -103,7 +103,7 @@ class RequestHead:
         self.timeout = get("grpc-timeout", b"")
         self.encoding = get("grpc-encoding", b"")
         self.accepted = get("grpc-accept-encoding", b"")
-        self.metadata = Metadata(found)
+        self.metadata = Metadata(headers)
 
     def timeout_ms(self) -> int | None:
         """Milliseconds that the client gave this call; None without a limit.

@@ -1,4 +1,4 @@
-"""Values of request headers: Huffman-coded until somebody asks, and what was decoded before.
+"""Values of request headers: Huffman-coded until they are needed, and those decoded before.
 
 Not compiled in a compiled build: a native class cannot be `bytes`.
 """

@@ -110,6 +110,32 @@ class Outbox:
             if not stream.over:  # cut off
                 self.end(stream, _OK, "")
 
+    def whole(self, stream_id: int, message: bytes) -> bool:
+        """As `unary`, for a call without a stream; False: something has to wait, in a stream."""
+        size = len(message)
+        content = size + replies.PREFIX_BYTES
+        if (
+            content > self.initial_window
+            or content > self.window
+            or content > self.max_frame_bytes
+            or content >= self._compress_bytes
+            or self._held >= MAX_TICK_BYTES
+            or not self.writable
+            or self._ready
+            or self._table
+        ):
+            return False
+        parts = self._parts
+        if not parts:
+            self._wake()
+        parts.append(replies.unary_start(stream_id, size))
+        parts.append(message)
+        parts.append(replies.unary_end(stream_id))
+        self.window -= content
+        self._held += content
+        self.moved += 1
+        return True
+
     def message(self, stream: Stream, message: bytes) -> None:
         """One message of a stream's answer, behind those before it."""
         self._start(stream)

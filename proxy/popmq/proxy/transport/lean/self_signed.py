@@ -1,7 +1,7 @@
 """A certificate of our own making, for clients that speak TLS without asking whose it is.
 
 The official Java client does so by default.  Who wants to be sure whom it talks to sets
-`proxy.tls_certificate`, or trusts the file that `popmq up` keeps (docs/operating.md).
+`proxy.tls_certificate`, or trusts the file that `popmq up` keeps (docs/how-to/data-directory.md).
 """
 
 import datetime
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
 
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
-VALID_DAYS = 3_650
+VALID_DAYS = 365
 RENEW_DAYS = 30
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 
@@ -51,11 +51,11 @@ def kept_in(folder: Path, hosts: Iterable[str], now: datetime.datetime) -> tuple
     Raises ConfigError when the folder cannot be written.
     """
     certificate, key = folder / CERTIFICATE, folder / KEY
-    wanted = {*ALWAYS, *hosts}
+    requested = {*ALWAYS, *hosts}
     try:
-        if not key.exists() or not _is_good(certificate, wanted, now):
+        if not key.exists() or not _is_good(certificate, requested, now):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            chain, secret = make(wanted, now)
+            chain, secret = make(requested, now)
             # The key first: a certificate says that both are there.
             _write(key, secret)
             _write(certificate, chain)
@@ -78,7 +78,7 @@ def make(hosts: Iterable[str], now: datetime.datetime) -> tuple[bytes, bytes]:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "popmq")])
@@ -93,7 +93,9 @@ def make(hosts: Iterable[str], now: datetime.datetime) -> tuple[bytes, bytes]:
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName(map(_general, sorted(hosts))), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        # Its key lies beside it: whoever trusts the certificate must not trust what the key signs.
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(identifier, False)
         .sign(key, hashes.SHA256())
     )
@@ -111,7 +113,14 @@ def _general(host: str) -> "GeneralName":
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(
+            f"no certificate can be made for the name {host[:100]!r}, which is not ASCII: write it "
+            "as xn--... (proxy.advertise, proxy.listen)"
+        ) from error
 
 
 def _own_names(settings: ProxySettings) -> set[str]:
@@ -120,18 +129,28 @@ def _own_names(settings: ProxySettings) -> set[str]:
     return {parse_address(address)[0] for address in addresses} - {"0.0.0.0", "::"}
 
 
-def _is_good(certificate: Path, wanted: set[str], now: datetime.datetime) -> bool:
+def _is_good(certificate: Path, requested: set[str], now: datetime.datetime) -> bool:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (FileNotFoundError, ValueError, x509.ExtensionNotFound):
+        found_certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found_certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value
+        basic = found_certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (
+        FileNotFoundError,
+        ValueError,
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+    ):
         return False
     known = {*names.get_values_for_type(x509.DNSName)}
     known |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
-    until = found.not_valid_after_utc - datetime.timedelta(days=RENEW_DAYS)
-    return wanted <= known and now < until
+    until = found_certificate.not_valid_after_utc - datetime.timedelta(days=RENEW_DAYS)
+    return requested <= known and now < until and not basic.ca  # popmq made some that were
 
 
 def _write(path: Path, content: bytes) -> None:

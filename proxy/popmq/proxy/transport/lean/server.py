@@ -1,6 +1,7 @@
 """The lean transport: a listener, its clients' sockets, and what only time tells.
 
-The first byte of a client tells TLS from plain text, so one port takes both.
+The first byte of a client tells TLS from plain text, so one port takes both; the first byte
+within TLS, or the same one, tells HTTP/2 from another protocol that the port may have.
 
 Implements `seam.Transport`.  Callbacks only; no task per connection or call.
 """
@@ -9,20 +10,25 @@ import asyncio
 import logging
 import math
 import random
+import socket
 from collections.abc import Callable, Iterable
 
 from popmq.common.clock import Clock, SystemClock
+from popmq.common.disk import descriptor_limit
 from popmq.common.errors import ConfigError
 from popmq.common.listener_close import stop_listening
 from popmq.common.loop_iteration import LoopIteration
 from popmq.common.protocol.frames import notice_dead_peer
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Method
+from popmq.common.unix_socket import user_of_peer
+from popmq.proxy.transport.interface import ConnectionCore, Method, Opening, OtherProtocol
 from popmq.proxy.transport.lean import frames, tls
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
+from popmq.proxy.transport.lean.inbox import SharedInflow
+from popmq.proxy.transport.lean.messages import InflationTurns
 from popmq.proxy.transport.lean.tls import TlsFault, TlsSession
 
 logger = logging.getLogger(__name__)
@@ -35,7 +41,10 @@ _NO_ALPN = (
     f"over TLS this port speaks HTTP/2 only, which the client has to name by ALPN ({tls.ALPN})"
 )
 TICK_S = 1.0
-BACKLOG = 1_024
+BACKLOG = 4_096  # connections that the kernel holds until they are accepted
+# asyncio accepts as many in one turn of the loop as its backlog says, and reads from none of them
+# before: with more, clients that have sent SETTINGS count as silent, and descriptors run out.
+ACCEPTS_PER_TURN = 32
 AGE_JITTER = 0.1
 STOPS = "the server stops"
 
@@ -58,12 +67,17 @@ class LeanTransport:
         certificates: Certificates | None = None,
         tls_only: bool = False,
         turn: LoopIteration | None = None,
+        other: OtherProtocol | None = None,
     ) -> None:
+        self.other = other
         self.methods = {method.path: method for method in methods}
         self.limits = limits or LeanSettings()
         self.clock = clock or SystemClock()
+        # The rest is for files, brokers and the other ports of this process.
+        self.max_connections = min(self.limits.max_connections, descriptor_limit() // 2)
         self.counters = LeanCounters()
-        self.connections: set[ClientSocket] = set()
+        self.shared = SharedInflow(self.limits, InflationTurns(_in_next_turn))
+        self.connections: dict[ClientSocket, None] = {}  # the oldest first
         self.stopping = False
         self.certificates = certificates
         self.tls_only = tls_only
@@ -76,17 +90,30 @@ class LeanTransport:
         self._ticking: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    async def start(self) -> int:
-        """Raises RuntimeError when the address cannot be taken."""
+    async def start(self, sock: socket.socket | None = None) -> int:
+        """Raises RuntimeError when the address cannot be taken.
+
+        `sock`, bound already, replaces the address; that of a unix socket has no port: 0.
+        """
         loop = asyncio.get_running_loop()
+        if sock is not None:
+            # Not create_unix_server, which would remove the file that other workers serve, too.
+            self._listener = await loop.create_server(
+                lambda: ClientSocket(self, loop), sock=sock, backlog=BACKLOG
+            )
+            self._ticking = loop.call_later(TICK_S, self._tick, loop)
+            return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
         try:
             self._listener = await loop.create_server(
                 lambda: ClientSocket(self, loop),
                 self._host,
                 self._port,
-                backlog=BACKLOG,
+                backlog=ACCEPTS_PER_TURN,
                 reuse_port=self._reuse_port or None,
             )
+            for listener in self._listener.sockets:
+                with listener.dup() as same:
+                    same.listen(BACKLOG)
         except (OSError, OverflowError) as error:
             raise RuntimeError(f"cannot listen on {self._host}:{self._port}") from error
         self._ticking = loop.call_later(TICK_S, self._tick, loop)
@@ -100,8 +127,8 @@ class LeanTransport:
         self._emptied = asyncio.Event()
         await self._each(lambda core: core.retire(STOPS), grace_s / 2)
         await self._each(lambda core: core.drain(STOPS), grace_s / 2)
-        for one in tuple(self.connections):
-            one.cut()
+        for connection in tuple(self.connections):
+            connection.cut()
         if self.connections:
             await self._wait(LINGER_S)
         if self._ticking is not None:
@@ -109,22 +136,36 @@ class LeanTransport:
         await self._listener.wait_closed()
         self._listener = None
 
+    def peers(self) -> Iterable[str]:
+        """The clients' addresses."""
+        return (connection.core.peer for connection in self.connections)
+
     def max_age_ms(self) -> int:
         """Of the next connection: not all that came together go together."""
         share = self._chance.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
         return math.ceil(self.limits.max_age_ms * share)
 
-    def gone(self, one: "ClientSocket") -> None:
-        self.connections.discard(one)
+    def gone(self, socket: "ClientSocket") -> None:
+        self.connections.pop(socket, None)
         self.counters.connections = len(self.connections)
         if self._emptied is not None and not self.connections:
             self._emptied.set()
 
-    async def _each(self, end: Callable[[LeanConnection], None], limit_s: float) -> None:
+    def cut_idle_before(self, newest: "ClientSocket") -> bool:
+        """End the oldest connection that has said nothing yet; False when there is none."""
+        for one in self.connections:
+            if one is not newest and one.is_silent:
+                self.counters.cut_off["connections"] += 1
+                one.cut()
+                self.gone(one)
+                return True
+        return False
+
+    async def _each(self, end: Callable[[ConnectionCore], None], limit_s: float) -> None:
         """Tell every connection, and wait until they are gone."""
-        for one in tuple(self.connections):
-            end(one.core)
-            one.flush()
+        for connection in tuple(self.connections):
+            end(connection.core)
+            connection.flush()
         if self.connections and limit_s > 0:
             await self._wait(limit_s)
 
@@ -141,8 +182,8 @@ class LeanTransport:
         if self.certificates is not None:
             self.certificates.refresh()
         now_ms = self.clock.boot_ms()
-        for one in tuple(self.connections):
-            one.tick(now_ms)
+        for connection in tuple(self.connections):
+            connection.tick(now_ms)
 
 
 class ClientSocket(asyncio.Protocol):
@@ -155,37 +196,50 @@ class ClientSocket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._tls: TlsSession | None = None
         self._begun = False  # the first byte came
+        self._chosen = False
         self._inside = False  # `receive` runs; what it leaves is written behind it
         self._closed = False
         self._linger: asyncio.TimerHandle | None = None
-        self.core = LeanConnection(
+        http2 = LeanConnection(
             server.methods,
             server.limits,
             server.counters,
             self._clock_ms,
             self._woken,
+            server.shared,
             max_age_ms=server.max_age_ms(),
         )
+        self._http2: LeanConnection | None = http2  # None: it speaks another protocol
+        self.core: ConnectionCore = http2
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing came that says which protocol it speaks, or HTTP/2 and no SETTINGS."""
+        return self._http2 is not None and not self._http2.settled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        assert self._http2 is not None
         self._transport = transport
-        self.core.peer = _host_and_port(transport.get_extra_info("peername"))
+        self.core.peer = _peer_of(transport)
         server = self._server
-        server.connections.add(self)
+        server.connections[self] = None
         server.counters.connections = len(server.connections)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         # A client whose answers wait is given its time by the core, so no less here.
         give_up_ms = server.limits.stall_ms + STALL_SLACK_MS
         notice_dead_peer(transport, idle_s=30, interval_s=10, give_up_ms=give_up_ms)
-        limit = server.limits.max_connections
+        limit = server.max_connections
         if server.stopping:
             transport.abort()
-        elif len(server.connections) > limit:
+        elif len(server.connections) > limit and not server.cut_idle_before(self):
             # The client reads SETTINGS before anything else.
-            self.core.outbox.control(frames.settings({}))
-            why = f"all {limit} connections are taken (lean.max_connections)"
-            self.core.fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, why, "connections"))
+            self._http2.outbox.control(frames.settings({}))
+            why = (
+                f"all {limit} connections are taken (lean.max_connections, and half of the "
+                "descriptors that the process may have)"
+            )
+            self._http2.fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, why, "connections"))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -203,6 +257,9 @@ class ClientSocket(asyncio.Protocol):
         if session is not None:
             data = self._opened(session, data)
         if data and not self._closed:
+            if not self._chosen:
+                self._chosen = True
+                self._choose(data[0])
             self._receive(data)
         if session is not None and session.ended and self._transport is not None:
             self._transport.close()
@@ -284,7 +341,10 @@ class ClientSocket(asyncio.Protocol):
             core.receive(data, self._clock_ms())
         except Exception:
             logger.exception("the lean transport failed", extra={"peer": core.peer})
-            core.fail(ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
+            if self._http2 is None:
+                self.cut()
+            else:
+                self._http2.fail(ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
         self._inside = False
         if core.outbox.has_output or core.done:
             self.flush()
@@ -311,6 +371,25 @@ class ClientSocket(asyncio.Protocol):
             transport.abort()
         self._linger = self._loop.call_later(LINGER_S, transport.abort)
 
+    # -- which protocol
+
+    def _choose(self, first: int) -> None:
+        """By the first byte, within TLS if there is any; ALPN has named HTTP/2 already, or not."""
+        assert self._transport is not None
+        assert self._http2 is not None
+        named = self._tls is not None and self._tls.protocol == tls.ALPN
+        other = self._server.other
+        if other is not None and first in other.first_bytes and not named:
+            local = self._transport.get_extra_info("sockname")
+            address = (str(local[0]), int(local[1]))
+            opening = Opening(self.core.peer, address, self._woken, self._tls is not None)
+            refused = self.core.refused
+            self.core, self._http2 = other.open(opening), None
+            self.core.refused = refused
+        elif self._tls is not None and not named:
+            self._server.counters.tls_refused["alpn"] += 1
+            self._http2.refused, self._http2.inadequate = _NO_ALPN, True
+
     # -- TLS or not
 
     def _begin(self, first: int) -> None:
@@ -325,6 +404,8 @@ class ClientSocket(asyncio.Protocol):
             return
         try:
             self._tls = TlsSession(server.certificates.context())
+            assert self._http2 is not None, "nothing is chosen before the first byte"
+            self._http2.encrypted = True
         except ConfigError as error:
             logger.error("no certificate for a client that speaks TLS", extra={"why": str(error)})
             self._refuse("certificate", tls.NO_TLS_HERE)
@@ -332,16 +413,12 @@ class ClientSocket(asyncio.Protocol):
     def _opened(self, session: TlsSession, data: bytes) -> bytes:
         """What the records say; nothing while the handshake goes on, or when it failed."""
         assert self._transport is not None
-        began = session.established
         try:
             data = session.feed(data)
         except TlsFault as fault:
             logger.debug("TLS failed", extra={"peer": self.core.peer, "why": str(fault)})
             self._refuse("record" if session.established else "handshake", session.take())
             return b""
-        if not began and session.established and session.protocol != tls.ALPN:
-            self._server.counters.tls_refused["alpn"] += 1
-            self.core.refused, self.core.inadequate = _NO_ALPN, True
         if answer := session.take():
             self._write(self._transport, answer)
         return data
@@ -352,6 +429,18 @@ class ClientSocket(asyncio.Protocol):
         self._transport.write(alert)
         self.core.lost()
         self._close(self._transport)
+
+
+def _in_next_turn(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
+
+
+def _peer_of(transport: asyncio.Transport) -> str:
+    """Its address, or over a unix socket the user and process."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        return user_of_peer(sock)
+    return _host_and_port(transport.get_extra_info("peername"))
 
 
 def _host_and_port(name: object) -> str:

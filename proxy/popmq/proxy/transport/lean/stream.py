@@ -31,6 +31,8 @@ class StreamOwner(Protocol):
     @property
     def peer(self) -> str: ...
     @property
+    def encrypted(self) -> bool: ...
+    @property
     def limits(self) -> LeanSettings: ...
     @property
     def outbox(self) -> StreamReplies: ...
@@ -51,10 +53,12 @@ class Stream:
         "gone",
         "head",
         "head_sent",
+        "held_bytes",
         "inbound",
         "is_unary",
         "may_compress",
         "method",
+        "opened_ms",
         "over",
         "plain_status",
         "queue",
@@ -66,6 +70,7 @@ class Stream:
         "request",
         "stream_id",
         "trailers",
+        "unread",
         "window",
     )
 
@@ -76,6 +81,7 @@ class Stream:
         head: RequestHead,
         method: Method,
         window: int,
+        now_ms: int,
     ) -> None:
         self._connection = connection
         self.stream_id = stream_id
@@ -87,6 +93,8 @@ class Stream:
         # What comes in.
         self.receive_window = connection.limits.stream_window_bytes
         self.content_bytes = 0
+        self.opened_ms = now_ms
+        self.held_bytes = 0  # of the request, while the handler has not begun
         self.remote_closed = False
         self.reader: GrpcMessageReader | None = None
         self.request: bytes | None = None
@@ -103,6 +111,7 @@ class Stream:
         self.gone = False
         self.over = False  # the connection knows nothing of it any more
         self._reply = b""
+        self.unread: Callable[[], None] | None = None  # what follows from an answer nobody read
         self._gone_callbacks: list[Callable[[], None]] | None = None
 
     @property
@@ -112,6 +121,10 @@ class Stream:
     @property
     def peer(self) -> str:
         return self._connection.peer
+
+    @property
+    def encrypted(self) -> bool:
+        return self._connection.encrypted
 
     def remaining_ms(self) -> int | None:
         if self.deadline_ms is None:
@@ -145,9 +158,15 @@ class Stream:
                 self._gone_callbacks = []
             self._gone_callbacks.append(callback)
 
+    def on_unread(self, callback: Callable[[], None]) -> None:
+        self.unread = callback
+
     def on_client_cancelled(self) -> None:
-        """The handler hears of it, unless it had finished; nothing is sent any more."""
-        if self.finished or self.gone:
+        """The handler hears of it; nothing is sent any more."""
+        if self.finished:
+            self._not_read()
+            return
+        if self.gone:
             return
         self.gone = True
         callbacks, self._gone_callbacks = self._gone_callbacks, None
@@ -156,6 +175,12 @@ class Stream:
                 callback()
             except Exception:
                 logger.exception("a handler failed after its client had gone")
+
+    def _not_read(self) -> None:
+        """The end of the answer still waits here."""
+        unread, self.unread = self.unread, None
+        if unread is not None:
+            unread()
 
     # -- what the connection calls as the client's messages arrive
 

@@ -1,0 +1,245 @@
+"""CallLane: ordinary calls of one method that came together, from bytes to a broker and back.
+
+The calls that one read of a connection brought are one member of a broker's request, with one
+callback; what is not ordinary, in a request or in its result, is for the method's general path.
+An ordinary call that came alone (in pieces, signed by a user, or over grpcio) goes the same way.
+A lane for a method says what is ordinary (`read`) and what the answers are (`answers`).
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.protocol.messaging_payloads import Port
+from popmq.common.topics import TopicConfig
+from popmq.proxy.brokers.request_batcher import TIMEOUT_SLACK, RequestBatcher
+from popmq.proxy.rpc.metrics import ProxyMetrics
+from popmq.proxy.rpc.namespaces import HEADER as NAMESPACE
+from popmq.proxy.rpc.rpc import BROKER_TIMEOUT_MS, REPLY_RESERVE_MS, Refusal, Rpc
+from popmq.proxy.transport.interface import Call, Caller, GrpcStatus, LaneCalls, LaneRun
+
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class LaneAccess(Protocol):
+    """What a lane asks of auth/gate.py."""
+
+    active: bool  # False: everybody may call everything
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """Where calls go, and what their request begins and ends with; calls of one way go together."""
+
+    port: Port
+    head: bytes
+    tail: bytes
+    topic: TopicConfig | None = None
+    broker: str = ""
+
+
+class LaneGroup(Generic[K, R]):
+    """Calls of one read that go one way."""
+
+    __slots__ = ("_lane", "began_s", "calls", "entries", "kept", "least_ms", "timeout_ms", "way")
+
+    def __init__(
+        self,
+        lane: "CallLane[K, R]",
+        way: Way,
+        calls: LaneCalls,
+        timeout_ms: int,
+        began_s: float,
+    ) -> None:
+        self._lane = lane
+        self.began_s = began_s
+        self.way = way
+        self.calls = calls
+        self.timeout_ms = self.least_ms = timeout_ms  # of the first, and the shortest
+        self.entries: list[bytes] = []
+        self.kept: list[K] = []  # what the answer to each is made of
+
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
+        self.calls.on_cancelled(callback)
+
+    def run(self, step: Callable[..., None], *arguments: object) -> None:
+        """Call `step`; what it raises ends the calls that have no answer."""
+        try:
+            step(*arguments)
+        except Exception:
+            logger.exception("a handler failed")
+            for index in range(len(self.kept)):
+                call = self.calls.call(index)
+                if call is not None:
+                    call.finish(GrpcStatus.INTERNAL, "internal error")
+
+    def settle(self, results: Sequence[R] | PopmqError, at_once: bool) -> None:
+        self._lane.settle(self, results, at_once)
+
+
+class SingleCall:
+    """A call that is given by itself; implements LaneRun and LaneCalls."""
+
+    __slots__ = ("_call", "data", "peer")
+
+    def __init__(self, rpc: Rpc) -> None:
+        self._call = rpc.call
+        self.data = rpc.data
+        self.peer = rpc.call.peer
+
+    def new_calls(self, now_ms: int) -> "SingleCall":
+        return self
+
+    def request(self, index: int) -> bytes:
+        return self.data
+
+    def call(self, index: int) -> Call:
+        return self._call
+
+    def answer(self, answers: Sequence[bytes]) -> None:
+        (message,) = answers
+        if message:
+            self._call.send(message)
+            self._call.finish()
+
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
+        self._call.on_cancelled(callback)
+
+
+class CallLane(Generic[K, R]):
+    """Implements `transport.interface.Lane`."""
+
+    def __init__(
+        self,
+        name: str,
+        batcher: RequestBatcher[R],
+        metrics: ProxyMetrics,
+        access: LaneAccess,
+        heard: Callable[[str, Caller], None],
+        refusal: Refusal,
+        general: Callable[[Rpc], None],
+        enabled: bool,
+    ) -> None:
+        """`general` is the path of what the lane does not take: all, if it is not `enabled`."""
+        self._paths = {path: (name, path) for path in ("lane", "single", "general")}
+        self._general = general
+        self._enabled = enabled
+        self._batcher = batcher
+        self._metrics = metrics
+        self._access = access
+        self.heard = heard
+        self._refusal = refusal
+        self._took = metrics.taken(name)
+        # Of the run in progress.
+        self._groups: dict[Way, LaneGroup[K, R]] = {}
+        self._taken: list[LaneGroup[K, R]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """With users every call is checked by itself."""
+        return self._enabled and not self._access.active
+
+    def start(self, rpc: Rpc) -> None:
+        """Serve a call by itself."""
+        if self._enabled:
+            call = SingleCall(rpc)
+            taken = self.take(call, 0, len(rpc.data), rpc.call.remaining_ms(), 0)
+            self._end_run("single")
+            if taken is not None:
+                return
+        self._metrics.calls_by_path[self._paths["general"]] += 1
+        self._general(rpc)
+
+    def client_of(self, metadata: Mapping[str, str]) -> str:
+        client_id = metadata.get("x-mq-client-id", "").strip()
+        return client_id if client_id.isprintable() and not metadata.get(NAMESPACE) else ""
+
+    def take(
+        self, run: LaneRun, start: int, stop: int, timeout_ms: int | None, now_ms: int
+    ) -> LaneCalls | None:
+        left_ms = BROKER_TIMEOUT_MS
+        if timeout_ms is not None and timeout_ms < BROKER_TIMEOUT_MS + REPLY_RESERVE_MS:
+            left_ms = timeout_ms - REPLY_RESERVE_MS
+            if left_ms <= 0:
+                return None
+        try:
+            ordinary = self.read(run, start, stop)
+        except (IndexError, ValueError, PopmqError):  # with UnicodeDecodeError: no text
+            return None
+        if ordinary is None:
+            return None
+        way, entry, kept = ordinary
+        group = self._groups.get(way)
+        if group is None or not self._takes(group, left_ms):
+            calls, began_s = run.new_calls(now_ms), self._metrics.now_s()
+            group = self._groups[way] = LaneGroup(self, way, calls, left_ms, began_s)
+            self._taken.append(group)
+        elif left_ms < group.least_ms:
+            group.least_ms = left_ms
+        group.entries.append(entry)
+        group.kept.append(kept)
+        return group.calls
+
+    def end_run(self) -> None:
+        self._end_run("lane")
+
+    def _end_run(self, path: str) -> None:
+        taken, self._taken = self._taken, []
+        self._groups.clear()
+        for group in taken:
+            way, entries = group.way, group.entries
+            self._metrics.calls_by_path[self._paths[path]] += len(entries)
+            then, least_ms = group.settle, group.least_ms
+            self._batcher.add(group, way.port, way.head, least_ms, entries, then, way.tail)
+
+    def settle(
+        self, group: LaneGroup[K, R], results: Sequence[R] | PopmqError, at_once: bool
+    ) -> None:
+        took_s = self._metrics.now_s() - group.began_s
+        self._took.observe_each(int(took_s * 1_000), len(group.kept))
+        if isinstance(results, PopmqError):
+            for index in range(len(group.kept)):
+                self._settle_one(group, index, results, at_once)
+            return
+        if len(results) != len(group.kept):
+            raise Refused(Code.INTERNAL_ERROR, f"{len(results)} results, not {len(group.kept)}")
+        answers = self.answers(group.kept, results)
+        group.calls.answer(answers)
+        for index, answer in enumerate(answers):
+            if not answer:
+                self._settle_one(group, index, results[index], at_once)
+
+    def _settle_one(
+        self, group: LaneGroup[K, R], index: int, result: R | PopmqError, at_once: bool
+    ) -> None:
+        call = group.calls.call(index)
+        assert call is not None, "answered before its result came"
+        rpc = Rpc(call, group.calls.request(index), self._metrics, self._refusal)
+        rpc.run(self.settle_unusual, rpc, group.way, result, at_once)
+
+    def _takes(self, group: LaneGroup[K, R], timeout_ms: int) -> bool:
+        slack_ms = group.timeout_ms * TIMEOUT_SLACK
+        return (
+            len(group.entries) < self._batcher.max_parts
+            and abs(timeout_ms - group.timeout_ms) <= slack_ms
+        )
+
+    # -- what is a method's own
+
+    def read(self, run: LaneRun, start: int, stop: int) -> tuple[Way, bytes, K] | None:
+        """Way, entry, and what its answer is made of, of the request run.data[start:stop]; None,
+        or one of the errors that `take` knows, if it is not ordinary."""
+        raise NotImplementedError
+
+    def answers(self, kept: Sequence[K], results: Sequence[R]) -> list[bytes]:
+        """The answer of each call; empty for those that `settle_unusual` answers."""
+        raise NotImplementedError
+
+    def settle_unusual(self, rpc: Rpc, way: Way, result: R | PopmqError, at_once: bool) -> None:
+        """Go on with a call on the general path."""
+        raise NotImplementedError

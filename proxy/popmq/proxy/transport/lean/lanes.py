@@ -1,0 +1,308 @@
+"""Ordinary unary calls of one read of a connection, taken together, without a stream for each.
+
+A run is made of HEADERS and DATA that ends the stream, for methods that have a lane.  Clients that
+use nghttp2 send the HEADERS of several calls before their DATA; gRPC's C core puts WINDOW_UPDATE of
+the stream between them, and of the connection behind them.  What differs from that in one byte ends
+the run and takes the general path.  A call that a lane took is a number
+in `open` until its answer leaves.  As soon as anything but its answer happens to it (a reset, a
+window, SETTINGS, a tick of the clock, the end of the connection), it becomes a `Stream`, and the
+general path goes on with it.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from popmq.common.quantities import KIB
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Call, Lane, Method
+from popmq.proxy.transport.lean.bounds import LeanCounters
+from popmq.proxy.transport.lean.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADER_BYTES,
+    HEADERS,
+    MAX_STREAM_ID,
+    MAX_WINDOW,
+    WINDOW_UPDATE,
+    Http2FrameReader,
+)
+from popmq.proxy.transport.lean.headers import Malformed, RequestHead
+from popmq.proxy.transport.lean.inbox import Inbox
+from popmq.proxy.transport.lean.outbox import Outbox
+from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX, PREFIX_BYTES
+from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
+
+LARGEST_BYTES = 64 * KIB  # of a frame; no limit of a message's size is lower
+_frame_at = struct.Struct(">HBBBI").unpack_from
+_prefix_at = MESSAGE_PREFIX.unpack_from
+
+
+class LaneOwner(Protocol):
+    """What the lanes need of their connection."""
+
+    last_id: int
+    limits: LeanSettings
+    counters: LeanCounters
+    inbox: Inbox
+    outbox: Outbox
+    streams: dict[int, Stream]
+    peer: str
+
+    @property
+    def takes_calls(self) -> bool: ...
+    def request_head(self, stream_id: int, block: bytes) -> RequestHead: ...
+    def open_stream(self, stream_id: int, ends: bool, head: RequestHead) -> None: ...
+    def new_stream(self, stream_id: int, head: RequestHead, method: Method) -> Stream: ...
+    def answered(self, stream_ids: Sequence[int]) -> None: ...
+
+
+class Look:
+    """What is known of calls with one head; implements `Caller`."""
+
+    __slots__ = ("client_id", "head", "lane", "peer", "timeout_ms")
+
+    def __init__(self, head: RequestHead, method: Method | None, peer: str) -> None:
+        self.head = head
+        self.peer = peer
+        self.lane: Lane | None = None  # None: they are not ordinary
+        self.timeout_ms: int | None = None
+        self.client_id = ""
+        lane = method.lane if method is not None else None
+        if (
+            lane is None
+            or head.method != b"POST"
+            or not head.is_grpc
+            or head.content_length >= 0
+            or head.encoding not in (b"", b"identity")
+        ):
+            return
+        try:
+            timeout_ms = head.timeout_ms() if head.timeout else None
+        except Malformed:
+            return
+        if timeout_ms is not None and timeout_ms <= MAX_REMAINING_MS:
+            self.timeout_ms = timeout_ms
+        self.client_id = lane.client_of(head.metadata)
+        if self.client_id:
+            self.lane = lane
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.head.metadata
+
+
+class Lanes:
+    """Of one connection; implements `LaneRun`."""
+
+    __slots__ = ("_begun", "_look", "_methods", "_owner", "_used", "_widened", "data", "open")
+
+    def __init__(self, owner: LaneOwner, methods: Mapping[str, Method]) -> None:
+        self._owner = owner
+        self._methods = methods
+        self.open: dict[int, OpenCalls] = {}
+        self._look: Look | None = None  # the last one
+        # Of the run in progress: what was read, calls that have no DATA yet, by how much their
+        # windows were widened, and lanes that took something.
+        self.data = b""
+        self._begun: dict[int, Look] = {}
+        self._widened: dict[int, int] = {}
+        self._used: list[Lane] = []
+
+    @property
+    def peer(self) -> str:
+        return self._owner.peer
+
+    def run(self, reader: Http2FrameReader, now_ms: int) -> None:
+        """Take the ordinary calls that begin where `reader` stands, up to what is none.
+
+        Raises what the header block of a call does.
+        """
+        owner = self._owner
+        if not owner.takes_calls:
+            return
+        data, at = reader.data, reader.at
+        end, limits, outbox = len(data), owner.limits, owner.outbox
+        room = limits.max_streams - len(owner.streams) - len(self.open)
+        largest = min(limits.max_frame_bytes, limits.stream_window_bytes, LARGEST_BYTES)
+        window = left = owner.inbox.window
+        begun, widened, used = self._begun, self._widened, self._used
+        self.data, taken = data, 0
+        look: Look | None = None
+        try:
+            while end - at >= HEADER_BYTES + 4:
+                high, low, kind, flags, stream_id = _frame_at(data, at)
+                size = high << 8 | low
+                stop = at + HEADER_BYTES + size
+                if stop > end or size > largest:
+                    return
+                if kind == HEADERS:
+                    if (
+                        flags != END_HEADERS
+                        or not owner.last_id < stream_id <= MAX_STREAM_ID
+                        or not stream_id & 1
+                        or taken + len(begun) >= room
+                    ):
+                        return
+                    reader.at, owner.last_id = stop, stream_id
+                    head = owner.request_head(stream_id, data[at + HEADER_BYTES : stop])
+                    if look is None or head is not look.head:
+                        look = self._look_at(head)
+                        lane = look.lane
+                        if lane is None or not lane.is_open:
+                            owner.open_stream(stream_id, False, head)
+                            return
+                        if lane not in used:
+                            used.append(lane)
+                        lane.heard(look.client_id, look)
+                    begun[stream_id] = look
+                elif kind == DATA:
+                    of = begun.get(stream_id)
+                    if of is None or flags != END_STREAM or not PREFIX_BYTES <= size <= left:
+                        return
+                    start = at + HEADER_BYTES + PREFIX_BYTES
+                    if _prefix_at(data, at + HEADER_BYTES) != (0, size - PREFIX_BYTES):
+                        return
+                    assert of.lane is not None
+                    calls = of.lane.take(self, start, stop, of.timeout_ms, now_ms)
+                    if calls is None:
+                        return
+                    assert isinstance(calls, OpenCalls)
+                    more_window = widened.pop(stream_id, 0) if widened else 0
+                    calls.ids.append(stream_id)
+                    calls.parts.append((of.head, data[start:stop], more_window))
+                    self.open[stream_id] = calls
+                    del begun[stream_id]
+                    taken += 1
+                    left -= size
+                elif kind == WINDOW_UPDATE and size == 4:
+                    increment = int.from_bytes(data[stop - 4 : stop], "big")
+                    if not 0 < increment <= MAX_WINDOW:
+                        return
+                    if stream_id == 0:
+                        reader.at = stop
+                        outbox.widen(increment)
+                    elif stream_id in begun:
+                        more_window = widened.get(stream_id, 0) + increment
+                        if more_window > MAX_WINDOW - outbox.initial_window:
+                            return
+                        widened[stream_id] = more_window
+                    else:
+                        return
+                else:
+                    return
+                reader.at = at = stop
+        finally:
+            self._end_run(window - left, taken)
+
+    def _end_run(self, content: int, taken: int) -> None:
+        """Calls that were only begun go on as streams."""
+        owner = self._owner
+        owner.inbox.window -= content
+        owner.counters.calls += taken
+        owner.counters.streams += taken
+        self.data = b""
+        for stream_id, look in self._begun.items():
+            owner.open_stream(stream_id, False, look.head)
+            owner.streams[stream_id].window += self._widened.get(stream_id, 0)
+        self._begun.clear()
+        self._widened.clear()
+        used = self._used
+        for lane in used:
+            lane.end_run()
+        used.clear()
+
+    def new_calls(self, now_ms: int) -> "OpenCalls":
+        return OpenCalls(self, self._owner, now_ms)
+
+    def _look_at(self, head: RequestHead) -> "Look":
+        look = self._look
+        if look is None or look.head is not head:
+            look = self._look = Look(head, self._methods.get(head.path), self._owner.peer)
+        return look
+
+    def method_of(self, head: RequestHead) -> Method:
+        return self._methods[head.path]
+
+    def stream(self, stream_id: int) -> Stream | None:
+        """The call as a stream, from now on; None if no lane has it."""
+        calls = self.open.pop(stream_id, None)
+        return calls.as_stream(stream_id) if calls is not None else None
+
+    def leave_all(self) -> None:
+        """Every open call goes on as a stream."""
+        for stream_id in tuple(self.open):
+            self.stream(stream_id)
+
+
+class OpenCalls:
+    """Calls that came in one read for one lane; implements `LaneCalls`."""
+
+    __slots__ = (
+        "_cancelled",
+        "_lanes",
+        "_on_cancelled",
+        "_opened_ms",
+        "_owner",
+        "_streams",
+        "ids",
+        "parts",
+    )
+
+    def __init__(self, lanes: Lanes, owner: LaneOwner, now_ms: int) -> None:
+        self._lanes = lanes
+        self._owner = owner
+        self._opened_ms = now_ms
+        self.ids: list[int] = []
+        # Head, message, which holds less than what was read, and by how much its client widened
+        # the stream's window.
+        self.parts: list[tuple[RequestHead, bytes, int]] = []
+        self._streams: dict[int, Stream] = {}  # of calls that the lane lost
+        self._cancelled = 0
+        self._on_cancelled: Callable[[], None] | None = None
+
+    def request(self, index: int) -> bytes:
+        return self.parts[index][1]
+
+    def call(self, index: int) -> Call | None:
+        stream_id = self.ids[index]
+        return self._lanes.stream(stream_id) or self._streams.get(stream_id)
+
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
+        self._on_cancelled = callback
+        if self._cancelled == len(self.ids):
+            callback()
+
+    def answer(self, answers: Sequence[bytes]) -> None:
+        open_calls, whole = self._lanes.open, self._owner.outbox.whole
+        done = []
+        for stream_id, message in zip(self.ids, answers, strict=True):
+            if not message:
+                continue
+            if open_calls.get(stream_id) is self and whole(stream_id, message):
+                del open_calls[stream_id]
+                done.append(stream_id)
+                continue
+            stream = self._lanes.stream(stream_id) or self._streams[stream_id]
+            stream.send(message)
+            stream.finish()
+        self._owner.answered(done)
+
+    def as_stream(self, stream_id: int) -> Stream:
+        head, _, more_window = self.parts[self.ids.index(stream_id)]
+        stream = self._owner.new_stream(stream_id, head, self._lanes.method_of(head))
+        stream.opened_ms = self._opened_ms
+        stream.remote_closed = True
+        stream.window += more_window
+        timeout_ms = head.timeout_ms()
+        if timeout_ms is not None and timeout_ms <= MAX_REMAINING_MS:
+            stream.deadline_ms = self._opened_ms + timeout_ms
+        stream.on_cancelled(self._one_cancelled)
+        self._streams[stream_id] = stream
+        return stream
+
+    def _one_cancelled(self) -> None:
+        self._cancelled += 1
+        if self._cancelled == len(self.ids) and self._on_cancelled is not None:
+            self._on_cancelled()

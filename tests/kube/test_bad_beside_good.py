@@ -1,0 +1,180 @@
+"""An operator process with its chart's rights on a real API server: bad objects beside good ones.
+
+No controller of Kubernetes runs; the test makes the pods and says that they are ready.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube.control_plane import ROOT, ControlPlane, free_ports
+from kube.fake_api import Object
+from kube.running import given
+from kube.voices import Voice
+
+from popmq.testing.running_broker import RunningBroker
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+BAD, GOOD = 10, 3  # of each kind
+APPS = "/apis/popmq.io/v1beta1/namespaces/apps"
+PLURALS = {"LagReport": "lagreports", "Topic": "topics", "ConsumerGroup": "consumergroups"}
+# Each passes the definition, and something else refuses it.
+BAD_SPECS: dict[str, Object] = {
+    "LagReport": {"timeZone": "Mars/Olympus"},
+    "Topic": {"retention": "99999d"},
+    "ConsumerGroup": {"backOff": ["99999d"]},
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("kube"), controllers=False) as plane:
+        plane.define()
+        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "operator.yaml"))
+        plane.kubectl("create", "namespace", "apps")
+        yield plane
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """With the rights of the chart, on a cluster whose brokers are as their pods."""
+    token = plane.kubectl("create", "token", "popmq-operator", "-n", "popmq-system").strip()
+    config = plane.kubeconfig("operator", token)
+    (http,) = free_ports(1)
+    with Voice(plane, "apps", "demo") as voice, RunningBroker() as broker:
+        variables = {
+            "POPMQ_OPERATOR_KUBECONFIG": str(config),
+            "POPMQ_OPERATOR_LEASE_NAMESPACE": "popmq-system",
+            "POPMQ_OPERATOR_IMAGE": "popmq:1",
+            "POPMQ_OPERATOR_CONTROLLER_ADDRESS": voice.address,
+            "POPMQ_OPERATOR_PROXY_ADDRESS": broker.endpoint,
+            "POPMQ_HTTP_LISTEN": f"127.0.0.1:{http}",
+            "PATH": os.environ["PATH"],
+        }
+        command = [str(Path(sys.executable).parent / "popmq"), "operator"]
+        with (tmp_path / "operator.log").open("wb") as log:
+            process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def _applied(plane: ControlPlane, kind: str, name: str, /, **spec: Any) -> None:
+    body = given(name, "apps", **spec)
+    plane.apply({**body, "kind": kind, "spec": {"cluster": "demo", **spec}})
+
+
+def _condition(plane: ControlPlane, path: str, kind: str = "Ready") -> Object:
+    known = ((plane.get(f"{APPS}/{path}") or {}).get("status") or {}).get("conditions") or []
+    return next((one for one in known if one["type"] == kind), {})
+
+
+def _is(status: str, plane: ControlPlane, *paths: str) -> Callable[[], bool]:
+    return lambda: all(_condition(plane, path).get("status") == status for path in paths)
+
+
+def _make_pods(plane: ControlPlane) -> None:
+    """As the controllers and kubelets would."""
+    sets = "/apis/apps/v1/namespaces/apps/statefulsets"
+    plane.wait("the set", lambda: plane.get(f"{sets}/demo-broker-0") is not None)
+    group_set = plane.get(f"{sets}/demo-broker-0")
+    assert group_set is not None
+    template, metadata = group_set["spec"]["template"], group_set["metadata"]
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": metadata["name"]}
+    for ordinal in range(3):
+        name = f"demo-broker-0-{ordinal}"
+        volumes = [*template["spec"]["volumes"], {"name": "data", "emptyDir": {}}]
+        spec = {**template["spec"], "volumes": volumes, "automountServiceAccountToken": False}
+        about = {**template["metadata"], "name": name, "namespace": "apps"}
+        about["ownerReferences"] = [{**owner, "uid": metadata["uid"], "controller": True}]
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
+        plane.post("/api/v1/namespaces/apps/pods", body)
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        plane.patch(f"/api/v1/namespaces/apps/pods/{name}/status", {"status": ready})
+    seen = {"observedGeneration": metadata["generation"], "replicas": 3}
+    plane.patch(f"{sets}/demo-broker-0/status", {"status": seen})
+    for deployment in plane.items("/apis/apps/v1/namespaces/apps/deployments"):
+        counts = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
+        status = dict.fromkeys(counts, deployment["spec"]["replicas"])
+        status["observedGeneration"] = deployment["metadata"]["generation"]
+        path = f"/apis/apps/v1/namespaces/apps/deployments/{deployment['metadata']['name']}/status"
+        plane.patch(path, {"status": status})
+
+
+def test_forty_bad_objects_harm_themselves_only(
+    plane: ControlPlane, operator: subprocess.Popen[bytes]
+) -> None:
+    plane.apply(given("demo", "apps"))
+    _make_pods(plane)
+    plane.wait("the cluster", _is("True", plane, "brokerclusters/demo"))
+    bad: list[str] = []
+    for kind, spec in BAD_SPECS.items():
+        for number in range(BAD):
+            _applied(plane, kind, f"bad-{number}", **spec)
+            bad.append(f"{PLURALS[kind]}/bad-{number}")
+    for number in range(BAD):
+        plane.apply(given(f"bad-{number}", "apps", config={"store.nope": "1"}))
+        bad.append(f"brokerclusters/bad-{number}")
+    begun_s = time.monotonic()
+    good = [f"{plural}/good-{number}" for plural in PLURALS.values() for number in range(GOOD)]
+    for kind in PLURALS:
+        for number in range(GOOD):
+            _applied(plane, kind, f"good-{number}")
+    plane.wait("the good", _is("True", plane, *good))
+    print(f"{len(good)} good beside {len(bad)} bad: {time.monotonic() - begun_s:.1f} s")
+    plane.wait("the bad", _is("False", plane, *bad))
+    assert "unknown time zone" in _condition(plane, "lagreports/bad-0")["message"]
+    assert "store.retention_hours" in _condition(plane, "topics/bad-0")["message"]
+    assert "spec.config[store.nope]" in _condition(plane, "brokerclusters/bad-0")["message"]
+
+    # A refused Service stops neither a fence nor a roll.
+    service = {"type": "LoadBalancer", "loadBalancerClass": "a b c"}
+    wanted = given("demo", "apps", image="popmq:2", proxies={"service": service})
+    wanted["metadata"]["annotations"] = {"popmq.io/fence": "demo-broker-0-2"}
+    first = {pod["metadata"]["uid"] for pod in plane.items("/api/v1/namespaces/apps/pods")}
+    plane.apply(wanted)
+
+    def is_refused() -> bool:
+        return _condition(plane, "brokerclusters/demo", "Reconciled").get("status") == "False"
+
+    def is_fenced() -> bool:
+        events = plane.items("/api/v1/namespaces/apps/events?fieldSelector=reason=Fence")
+        return len(events) == 1
+
+    def is_rolled() -> bool:
+        sets = plane.get("/apis/apps/v1/namespaces/apps/statefulsets/demo-broker-0") or {}
+        seen = {"observedGeneration": sets["metadata"]["generation"], "replicas": 3}
+        path = "/apis/apps/v1/namespaces/apps/statefulsets/demo-broker-0/status"
+        plane.patch(path, {"status": seen})
+        there = {one["metadata"]["uid"] for one in plane.items("/api/v1/namespaces/apps/pods")}
+        return not first <= there
+
+    plane.wait("the refusal", is_refused)
+    refusal = _condition(plane, "brokerclusters/demo", "Reconciled")
+    assert refusal["reason"] == "Refused"
+    assert "Service demo-proxy" in refusal["message"]
+    assert "spec.loadBalancerClass" in refusal["message"]
+    plane.wait("the fence", is_fenced)
+    plane.wait("the roll", is_rolled)
+
+    for path in bad:
+        plane.delete(f"{APPS}/{path}", {})
+    plane.wait("the end of the bad", lambda: all(plane.get(f"{APPS}/{one}") is None for one in bad))
+    assert operator.poll() is None
+    refused = [
+        line
+        for line in (plane.folder / "audit.log").read_text(encoding="utf-8").splitlines()
+        if "popmq-operator" in json.loads(line)["user"]["username"]
+        and (json.loads(line).get("responseStatus") or {}).get("code") in (401, 403)
+    ]
+    assert refused == []
