@@ -32,15 +32,16 @@ PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
 	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up console test test-more test-heavy test-spark test-long test-pods check format proto metrics settings modules errors commands resources docs nemesis bench kube-assets manifests console-pictures
+.PHONY: help setup up console test test-core test-more test-heavy test-spark test-long test-pods check format proto metrics settings modules errors commands resources docs nemesis bench kube-assets manifests console-pictures
 
 help:
 	@echo "make setup       build $(VENV) and install popmq with its development tools"
 	@echo "make up          install what a user needs, then run a one-process cluster"
 	@echo "make console     the same with the web console (docs/console.md)"
 	@echo "make test        set up, then the everyday tests, three minutes (ARGS='-k pop' narrows them)"
-	@echo "make test-more   the other tests that need nothing but Python, as CI runs them"
-	@echo "make test-heavy  the other tests that fit CI"
+	@echo "make test-core   the few of all other tests that CI runs (tests/core.txt)"
+	@echo "make test-more   the other tests that need nothing but Python"
+	@echo "make test-heavy  the other tests that end within half an hour"
 	@echo "make test-spark  those of them that start Spark, in a minute or so"
 	@echo "make test-long   full figures, run by hand"
 	@echo "make test-pods   popmq in real pods on this machine (root; tools/test-pods.sh)"
@@ -90,6 +91,11 @@ endef
 # At most three minutes of two cores, and 330 s of their time.
 test: $(STAMP)
 	$(call run_marked,$(DAILY),-n $(WORKERS) --dist worksteal)
+
+# pytest reads a test a line from the file; names of parameters may have spaces.
+test-core: $(STAMP) $(REPORTS_STAMP)
+	@grep '^tests/' tests/core.txt >$(VENV)/core-tests.txt
+	$(PYTHON_IN) -m pytest -n $(BUSY) --dist loadgroup $(ARGS) @$(VENV)/core-tests.txt
 
 # Those that look at a clock outside come after the others, one at a time.
 test-more: $(STAMP)

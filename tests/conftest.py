@@ -3,6 +3,7 @@
 `--dist loadgroup` gives tests that share processes to one worker, and each other test to any.
 """
 
+import os
 import signal
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ import sim_seeds
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["costs"]
+pytest_plugins = ["costs", "failures"]
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("popmq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,6 +27,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_report_header() -> str:
     return f"seeds of the day: POPMQ_SEED_DAY={sim_seeds.DAY}"
+
+
+@pytest.fixture
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the shell that runs the tests are not settings of what they test."""
+    for name in [name for name in os.environ if name.startswith("POPMQ_")]:
+        monkeypatch.delenv(name)
 
 
 class BySharedProcesses(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

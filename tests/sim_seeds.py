@@ -2,7 +2,8 @@
 
 Those that ask for no violation begin somewhere else each UTC day, so that CI searches on:
 POPMQ_SEED_DAY=N, which the head of every report prints, repeats those of a day. What has to be
-reached, a rare state or a planted mistake, has seeds that do not change.
+reached, a rare state or a planted mistake, has seeds that do not change. SEED_SECONDS=N ends a
+test of the seeds of the day after N seconds, as .ci/run does.
 
 Also what the tests of all simulators have in common: to run seeds, to compare a run with and
 without a planted mistake, to compare the traces of processes, and to replay a failed seed.
@@ -10,6 +11,7 @@ without a planted mistake, to compare the traces of processes, and to replay a f
 
 import fcntl
 import json
+import math
 import os
 import pickle
 import sys
@@ -28,6 +30,7 @@ from popmq.testing.sim.seed_runs import outcomes
 Run = Callable[[int], SeedResult]
 DAY_S = 86_400
 DAY = int(os.environ.get("POPMQ_SEED_DAY") or time.time() // DAY_S)
+SECONDS = float(os.environ.get("SEED_SECONDS") or "inf")
 KNOWN = Path(__file__).with_name("known_seeds.json")  # world -> planted mistake -> seed
 _FIRST, _A_DAY = 1_000_000, 1_000  # beyond the seeds of all other tests
 
@@ -41,16 +44,32 @@ def of_the_day(count: int) -> range:
 
 
 def checked(
-    run: Run, seeds: range, *states: type[Enum], lines: int = 40, processes: int = 1
+    run: Run,
+    seeds: range,
+    *states: type[Enum],
+    lines: int = 40,
+    processes: int = 1,
+    limit_s: float = math.inf,
 ) -> StateCounts:
-    """Stops at the first violation, with the last `lines` of its history; counts rare states."""
-    tally, began = StateCounts(*states), time.monotonic()
+    """Stops at the first violation, with the last `lines` of its history; counts rare states.
+
+    No seed begins after `limit_s` seconds.
+    """
+    tally, began, count = StateCounts(*states), time.monotonic(), 0
     for outcome in outcomes(run, seeds, processes=processes):
         assert not outcome.violations, outcome.history(lines)
         tally.add(outcome.tally)
-    a_second = len(seeds) / (time.monotonic() - began)
-    print(f"{len(seeds)} seeds from {seeds[0]}, {a_second:.1f} a second\n{tally.table()}")
+        count += 1
+        if time.monotonic() - began > limit_s:
+            break
+    a_second = count / (time.monotonic() - began)
+    print(f"{count} seeds from {seeds[0]}, {a_second:.1f} a second\n{tally.table()}")
     return tally
+
+
+def check_the_day(run: Run, count: int, *states: type[Enum], lines: int = 40) -> None:
+    """`count` seeds of the day, or as many as begin within SEED_SECONDS."""
+    checked(run, of_the_day(count), *states, lines=lines, limit_s=SECONDS)
 
 
 def breaks(plant: Callable[[pytest.MonkeyPatch], None], run: Run, seed: int) -> bool:

@@ -18,6 +18,8 @@ from popmq.common.settings.settings import ClusterSettings, Settings
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.testing.harness.core_broker import SMALL, pop
 
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
 Use = Callable[[BrokerProcess], Awaitable[None]]
 
 

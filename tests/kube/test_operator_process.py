@@ -271,6 +271,28 @@ class Rolled:
         return settled and seen == {manifest["metadata"].get("generation")}
 
 
+def test_a_cluster_is_made_rolled_scaled_in_and_deleted(rolled: Rolled) -> None:
+    plane, namespace = rolled.plane, rolled.namespace
+    rolled.keep_running("one")
+    rolled.apply()
+    plane.wait("the cluster", lambda: rolled.has_settled)
+    check_whole(plane, namespace, "demo")
+    with Watched(plane, namespace) as watched:
+        rolled.apply(image="popmq:2")
+        plane.wait("the roll", lambda: rolled.has_settled, limit_s=240)
+        check_whole(plane, namespace, "demo")
+        watched.settle()
+    assert watched.most_down == {"demo-broker-0": 1}
+    gone = [name for name in watched.gone if "-broker-" in name]
+    assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"]
+    rolled.apply(image="popmq:2", brokers={"replicas": 2})
+    plane.wait("two brokers", lambda: rolled.has_settled and rolled.ready_brokers == 2)
+    plane.kubectl("delete", "bcl", "demo", "-n", namespace, "--wait=true", "--timeout=60s")
+    left = f"/api/v1/namespaces/{namespace}/pods"
+    plane.wait("the pods to go", lambda: plane.items(left) == [])
+    assert plane.items(f"/apis/apps/v1/namespaces/{namespace}/statefulsets") == []
+
+
 def test_an_operator_killed_at_each_step_of_a_roll_is_followed_by_one_that_goes_on(
     slowly_rolled: tuple[Rolled, SlowBrokers],
 ) -> None:

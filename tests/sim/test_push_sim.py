@@ -37,7 +37,7 @@ def test_what_live_consumers_have_stays_and_what_they_never_had_comes_back(seeds
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_live_consumers_in_the_seeds_of_the_day() -> None:
-    run(sim_seeds.of_the_day(100))
+    sim_seeds.check_the_day(run_push_seed, 100)
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulator
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
 def test_a_slave_is_its_masters_equal_in_the_seeds_of_the_day(kind: Simulators) -> None:
-    run(kind, sim_seeds.of_the_day(60))
+    sim_seeds.check_the_day(lambda seed: kind(seed).run(), 60)
 
 
 def test_letters_of_a_parked_key_that_was_given_up_before_a_reset_are_sent_back() -> None:

@@ -29,7 +29,7 @@ def test_every_promise_holds_and_every_rare_state_is_reached() -> None:
 @pytest.mark.more
 @pytest.mark.timeout(600)
 def test_every_promise_holds_in_the_seeds_of_the_day() -> None:
-    run(sim_seeds.of_the_day(250))
+    sim_seeds.check_the_day(run_seed, 250)
 
 
 @pytest.mark.long

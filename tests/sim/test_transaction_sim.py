@@ -29,7 +29,7 @@ def test_every_transaction_has_its_one_end_and_every_rare_state_is_reached() -> 
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_every_transaction_has_its_one_end_in_the_seeds_of_the_day() -> None:
-    run(sim_seeds.of_the_day(200))
+    sim_seeds.check_the_day(run_transaction_seed, 200, TransactionSometimes)
 
 
 @pytest.mark.long
