@@ -98,7 +98,7 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
+def up(served_by: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
     folder = tmp_path_factory.mktemp("up")
     role = Role(
         "up",

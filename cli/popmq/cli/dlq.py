@@ -105,7 +105,7 @@ def _letters(client: Client, group: str, count: int, *, bodies: bool) -> Iterato
     request = admin.ListDeadLettersRequest(group=group, bodies=bodies, limit=min(PAGE, count))
     reply = client.call_admin(request, admin.ListDeadLettersReply)
     print_incomplete(reply.incomplete)
-    first = {letter_range.broker: [] for letter_range in reply.ranges}  # type: dict[str, list[admin.DeadLetter]]
+    first: dict[str, list[admin.DeadLetter]] = {item.broker: [] for item in reply.ranges}
     for letter in reply.letters:
         first[letter.broker].append(letter)
     for where in reply.ranges:

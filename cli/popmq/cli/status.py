@@ -248,7 +248,7 @@ def group_cells(view: ClusterView, rows: Sequence[admin.Lag]) -> list[tuple[obje
 def topic_cells(view: ClusterView) -> list[tuple[object, ...]]:
     """The topics with the most to do first."""
     pending = {one.topic: one.count for one in view.timers.pending}
-    rows = {topic.name: [] for topic in view.topics}  # type: dict[str, list[admin.Lag]]
+    rows: dict[str, list[admin.Lag]] = {topic.name: [] for topic in view.topics}
     for row in view.lags():
         rows.setdefault(row.topic, []).append(row)
 

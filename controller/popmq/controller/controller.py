@@ -1,4 +1,4 @@
-"""The controller: who is there, who leads, where masters are (implements `hop.Port`).
+"""The controller: which brokers live, and which of them lead (a `messaging_payloads.Port`).
 
 It keeps nothing but hearsay; what counts is in the metadata store, and brokers obey epochs
 (docs/concepts/controller.md).  It never waits: answers come from `request`, from the store's
@@ -94,7 +94,7 @@ class Controller:
         )
         self.known_groups = KnownGroups(store, on_read=self._owner_known)
 
-    # -- hop.Port
+    # -- messaging_payloads.Port
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self._number += 1

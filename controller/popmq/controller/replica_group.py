@@ -106,7 +106,7 @@ class ReplicaGroup:
         return 1
 
     def extend_deadlines(self, ms: int) -> None:
-        """This controller stood still for so long; see Replicas.excuse."""
+        """This controller stood still for `ms`: reports that came late are no silence."""
         self.replicas.extend_deadlines(ms)
         self.records.extend_deadlines(ms)
         self._patient_until_ms = self._now_ms + ms + self._dead_after_ms

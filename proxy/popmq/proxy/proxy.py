@@ -1,8 +1,6 @@
 """The proxy as one object: which handler serves which method of the public services.
 
-proxy = Proxy(settings, brokers, clock)
-transport = GrpcioTransport(proxy.methods(), host, port)
-proxy.listening_on(host, await transport.start())
+A transport serves what `Proxy.methods` returns; `Proxy.listening_on` then hears its address.
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""Moments: how far a history has each table of each broker group.
+"""How far a history has each table of each broker group.
 
 `moments.json` is written when all tables of one `popmq report history` are there. Until then a
 table may have more than the others; reports read all of theirs up to the same moment.

@@ -214,7 +214,7 @@ def test_a_request_whose_call_does_not_end_counts_decompressed() -> None:
     ]
     assert statuses == [None, None, *["8"] * 8]
     assert 6 << 20 <= peer.counters.incoming_bytes <= 8 << 20
-    assert "lean.max_incoming_bytes" in peer.answers[streams[-1]].headers[-1]["grpc-message"]
+    assert "the fixed limit" in peer.answers[streams[-1]].headers[-1]["grpc-message"]
     for stream in streams[:2]:
         peer.send(frames.frame(frames.DATA, END, stream))
     assert peer.counters.incoming_bytes == 0
@@ -292,7 +292,7 @@ def test_at_three_quarters_of_the_servers_bound_the_largest_connection_is_refuse
     refused = [
         answer for entry in large for answer in entry.answers.values() if answer.status == "8"
     ]
-    assert "lean.max_incoming_total_bytes" in refused[0].headers[-1]["grpc-message"]
+    assert "3/4 of the fixed limit" in refused[0].headers[-1]["grpc-message"]
     small.send(frames.frame(frames.DATA, END, waiting, b"x" * ((4 << 20) - 10_000)))
 
 

@@ -1,4 +1,4 @@
-"""Following: a broker's life as a slave, and the steps from there to master.
+"""A broker's life as a slave, and the steps from there to master.
 
 A slave applies what is confirmed and does nothing by itself: nothing fires, revives, expires or
 moves.  Promoted, it puts the first record of its epoch at the log's end, goes on applying until

@@ -1,4 +1,4 @@
-"""Arrivals: who hears that there may be something to receive."""
+"""Wakes receives when there may be something to receive."""
 
 from popmq.broker.core.record_applier import RecordApplier
 from popmq.broker.lite.lite_service import LiteService

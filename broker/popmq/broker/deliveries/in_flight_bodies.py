@@ -13,7 +13,7 @@ _PER_PIECE = 64
 
 
 class InFlightBodies:
-    """Implements `store.retention.LiveBodies`."""
+    """Implements `retention.LiveBodies`."""
 
     def __init__(self, store: MessageStore, table: CheckPointTable) -> None:
         self._store = store

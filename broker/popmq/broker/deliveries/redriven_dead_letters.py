@@ -1,4 +1,4 @@
-"""Redrive: dead letters go back to the group that gave them up, each once.
+"""Dead letters go back to the group that gave them up, each once.
 
 The redriven copy *is* the redrive: its token names the dead letter, and whoever applies it, at
 append or at recovery, enters that offset here.  So a redrive that is repeated after any crash

@@ -1,6 +1,6 @@
 """What the doctor learns from a start that is rehearsed.
 
-The start itself is the whole broker's, so it is handed in from above (cli/doctor.py): the
+The start itself is the whole broker's, so it is handed in from above (cli/local/doctor.py): the
 doctor must not have a second opinion of what a start does.
 """
 

@@ -1,4 +1,4 @@
-"""Copying: how far a slave that is far behind has got, for logs, metrics and operators."""
+"""How far a slave that is far behind has got, for logs, metrics and operators."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Link: the requests of one session with the master; after the first that fails it is over.
+"""The requests of one session with the master; after the first that fails it is over.
 
 A reply that belongs to an older session is dropped, whatever it says (R10).
 """

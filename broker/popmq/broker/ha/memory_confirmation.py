@@ -1,4 +1,4 @@
-"""Received: what clients may get as an answer before disks have it (D2;
+"""What clients may get as an answer before disks have it (D2;
 docs/concepts/replication.md).
 
 A send of a topic with `memory` waits until all of the set hold its bytes; a receive that wrote

@@ -1,4 +1,4 @@
-"""Follower: what a master knows of one slave, and when it last kept up.
+"""What a master knows of one slave, and when it last kept up.
 
 A slave keeps up while each end of the log that it was shown is on its disk within
 `replication.laggard_ms`; one that fell silent does not, even when there is nothing to copy.

@@ -1,8 +1,8 @@
 """BrokerServer: requests in frames' payloads, answers when they are confirmed.
 
-Implements `hop.Port`, so a proxy in the same process calls it directly and frames serve it to
-all others.  Each reply leaves through the `on_reply` of its request, mostly when its records are
-confirmed (docs/ARCHITECTURE.md).
+Implements `messaging_payloads.Port`, so a proxy in the same process calls it directly and frames
+serve it to all others.  Each reply leaves through the `on_reply` of its request, mostly when its
+records are confirmed (docs/ARCHITECTURE.md).
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Directory: topics and groups by the names that clients use, made where the settings allow it.
+"""Topics and groups by the names that clients use, made where the settings allow it.
 
 A topic whose messages have a fixed place (message groups, lite topics) always names the broker
 groups that they are placed over: proxies must not depend on which groups they know at a moment.

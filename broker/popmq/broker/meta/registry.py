@@ -139,7 +139,7 @@ class MetadataTable(SnapshotTable):
     def groups(self) -> Iterator[SubscriptionGroup]:
         return iter(sorted(self._groups.values(), key=lambda group: group.name))
 
-    # -- copies of another broker group's (meta/copied_meta.py)
+    # -- copies of another broker group's
 
     @property
     def meta_state(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Leadership: a broker as the master of one epoch, from the order to the end of it (R11 to R17).
+"""A broker as the master of one epoch, from the order to the end of it (R11 to R17).
 
 Clients are let in when everything before this epoch is confirmed, sends only while enough
 replicas are there to confirm them, and nobody while another is about to take over.

@@ -1,4 +1,4 @@
-"""Followership: a broker as a slave: its master, how far behind it is, and what it knows of
+"""A broker as a slave: its master, how far behind it is, and what it knows of
 timers."""
 
 from collections.abc import Callable

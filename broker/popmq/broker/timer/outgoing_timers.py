@@ -1,4 +1,4 @@
-"""Departures: timers of a broker group that is drained, on their way to other groups.
+"""Timers of a broker group that is drained, on their way to other groups.
 
 A function of the log.  One record says which timers leave and where to: from there on they are
 neither fired nor recalled here, whatever crashes, and the group that was named is asked until it

@@ -16,7 +16,7 @@ _PER_PIECE = 512
 
 
 class TimerBodies:
-    """Implements `store.retention.LiveBodies`.
+    """Implements `retention.LiveBodies`.
 
     A move is a new record in the timer queue under the old identity, so the next retention and a
     wheel that is built anew find it there.

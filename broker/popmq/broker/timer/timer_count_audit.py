@@ -60,7 +60,7 @@ class TimerCount:
 
 
 class TimerCountAudit:
-    """Implements `timer_state.Watch`."""
+    """Implements `timer_state.PendingTimersListener`."""
 
     def __init__(
         self,

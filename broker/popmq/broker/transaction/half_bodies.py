@@ -11,7 +11,7 @@ _PER_PIECE = 512
 
 
 class HalfBodies:
-    """Implements `store.retention.LiveBodies`."""
+    """Implements `retention.LiveBodies`."""
 
     def __init__(self, store: MessageStore, table: TransactionTable) -> None:
         self._store = store

@@ -160,12 +160,12 @@ class FramePort:
         pops = len(self._pops)
         if kind is _POP and pops >= settings.max_waiting:
             return TooManyRequests(
-                f"{pops} receives wait for messages of {self._who()} (frames.max_waiting)"
+                f"{pops} receives wait for messages of {self._who()}, and more may not (fixed)"
             )
         if kind is not _POP and len(self._pending) - pops >= settings.max_pending:
             return TooManyRequests(
-                f"{settings.max_pending} requests wait for an answer of {self._who()} "
-                "(frames.max_pending)"
+                f"{settings.max_pending} requests wait for an answer of {self._who()}, "
+                "and more may not (fixed)"
             )
         if len(body) > self._max_body:
             return Refused(
@@ -248,7 +248,7 @@ class FramePort:
                     await self._open(connection)
             except TimeoutError:
                 limit_ms = self.settings.connect_timeout_ms
-                connection.abort(f"no HELLO within {limit_ms} ms (frames.connect_timeout_ms)")
+                connection.abort(f"no HELLO within {limit_ms} ms, the fixed limit")
             except (OSError, UnicodeError) as error:  # the latter: no possible host name
                 connection.abort(str(error))
             if connection.peer is not None:

@@ -192,7 +192,7 @@ class _ServerConnection(FrameConnection):
         full = len(server.connections) >= limit
         server.connections.add(self)
         if full:
-            text = f"all {limit} connections are taken (frames.max_connections)"
+            text = f"all {limit} connections are taken, the fixed limit"
             self.refuse(FrameError(Code.TOO_MANY_REQUESTS, text))
             return
         timeout_ms = self.settings.connect_timeout_ms
@@ -293,8 +293,7 @@ class _ServerConnection(FrameConnection):
             )
         if kind == _POP and pops >= settings.max_waiting:
             return TooManyRequests(
-                f"{pops} receives of this connection wait for messages, no more are taken "
-                "(frames.max_waiting)"
+                f"{pops} receives of this connection wait for messages, and more may not (fixed)"
             )
         if kind != _POP and len(self._in_flight) - pops >= settings.max_in_flight:
             return TooManyRequests(

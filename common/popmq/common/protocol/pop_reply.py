@@ -1,4 +1,4 @@
-"""Delivered: messages on the shortest way from their records to the reply of a pop.
+"""Messages on the shortest way from their records to the reply of a pop.
 
 A receive of 32 runs through here 32 times a piece, so each step is one loop over all of them, and
 nothing is copied that the reply does not hold.  Everything else that reads messages wants them

@@ -71,7 +71,7 @@ def _on_the_loop(seconds: float, then: Callable[[], None]) -> object:
 
 
 class MasterPort:
-    """Implements `hop.Port` for one broker group; `follow` names the way to its master."""
+    """A `messaging_payloads.Port` of one broker group; `follow` names the way to its master."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class MasterPort:
                 request.asked_of.cancel(request.request_id)
             self._end(number, request, self._refusal(request, reason))
 
-    # -- hop.Port
+    # -- messaging_payloads.Port
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self._number = number = self._number + 1

@@ -159,7 +159,7 @@ class Telemetry:
 
 
 class _Stream:
-    """One Telemetry call; implements `seam.Inbound`."""
+    """One Telemetry call; implements `interface.StreamListener`."""
 
     def __init__(
         self, owner: Telemetry, call: Call, client_id: str, names: NamespaceTranslator | None = None

@@ -47,7 +47,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class GrpcioTransport:
-    """Serves `methods` on host:port; implements `seam.Transport`."""
+    """Serves `methods` on host:port; implements `interface.Transport`."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ async def _end(call: "_BaseCall", context: Context) -> None:
 
 
 class _BaseCall:
-    """What unary and streaming calls share; implements `seam.Call`."""
+    """What unary and streaming calls share; implements `interface.Call`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

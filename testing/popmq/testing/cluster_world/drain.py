@@ -20,6 +20,8 @@ from popmq.testing.sim.replay import ReplayCheck
 
 SERVE_MS = 15_000  # within which everything has to work again
 _ROUND_MS = 500
+_REPLY_MS = 3_000  # within which a request of the drain is answered
+_MORE_ROUNDS = 60  # after the last due time, while messages still come
 
 
 def drain(world: ClusterWorld) -> None:
@@ -34,10 +36,15 @@ def drain(world: ClusterWorld) -> None:
     longest_ms = max(INVISIBLE_MS) + 2_000 + apart_ms
     due_ms = max(DELAYS_MS) + 2_000 + apart_ms
     until_ms = world.time.now_ms + max(longest_ms, due_ms)
+    more_rounds = _MORE_ROUNDS
     while not oracle.violations:
-        _round(world)
-        if world.time.now_ms >= until_ms or (_all_over(world) and _in_flight(world) == 0):
+        count = _round(world)
+        if _all_over(world) and _in_flight(world) == 0:
             break
+        if world.time.now_ms >= until_ms:
+            more_rounds -= 1
+            if count == 0 or more_rounds == 0:
+                break
         world.clients.report(gone=True)
     for _ in range(4):
         _round(world)
@@ -79,16 +86,29 @@ def _whole(world: ClusterWorld) -> bool:
     return record is not None and set(record.sync_state_set) == ids and len(world.masters) == 1
 
 
-def _round(world: ClusterWorld) -> None:
+def _round(world: ClusterWorld) -> int:
+    """Each reader receives twice and acks what came; returns the number of deliveries."""
+    count = 0
     world.clients.held.clear()
     for reader in world.oracle.readers:
         for _ in range(2):
             world.clients.receive(reader, limit=16, invisible_ms=6_000, poll_ms=0)
-            world.go(60)
+            _wait_for_replies(world)
             held, world.clients.held = world.clients.held, []
+            count += len(held)
             for history in held:
                 world.clients.ack(history)
     world.go(_ROUND_MS)
+    _wait_for_replies(world)
+    return count
+
+
+def _wait_for_replies(world: ClusterWorld) -> None:
+    """Slow links take hundreds of milliseconds."""
+    end_ms = world.time.now_ms + _REPLY_MS
+    world.go(60)
+    while world.clients.open and world.time.now_ms < end_ms:
+        world.go(60)
 
 
 def _all_over(world: ClusterWorld) -> bool:

@@ -60,7 +60,7 @@ class SimPort:
         """Whether a request would leave, now or when the first attempt has come to its end."""
         return not self._closed and (self._connection is not None or self._first)
 
-    # -- hop.Port
+    # -- messaging_payloads.Port
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self._number += 1

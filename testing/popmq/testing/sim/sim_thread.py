@@ -1,4 +1,4 @@
-"""Lanes: the broker's threads, stopped and resumed between two operations of the disk.
+"""The broker's threads, stopped and resumed between two operations of the disk.
 
 A job that is to be stopped runs on a real thread, in strict hand-over: while it runs, the
 simulator waits, and the other way round, so that a seed says who comes next.  A crash ends a

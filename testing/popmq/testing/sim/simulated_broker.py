@@ -1,4 +1,4 @@
-"""Machine: one broker process on a simulated computer, taken apart into its smallest moves.
+"""One broker process on a simulated computer, taken apart into its smallest moves.
 
 The loop's callbacks, the operations of the flusher and of the housekeeper, and the news of
 their ends are separate events; the scheduler decides which comes next.  What the product keeps
@@ -228,7 +228,7 @@ class SimulatedBroker:
         self._check()
 
     def step(self) -> int:
-        """`broker.step` as its loop calls it."""
+        """One step of the broker, as its loop calls it."""
         revive = self.broker.pop.revive
         self._between()
         done = 0
@@ -273,7 +273,7 @@ class SimulatedBroker:
             if turned_ms < base_ms <= now_ms:
                 busy, turned_ms = 0, base_ms
             if busy >= self.busy_limit:
-                raise AssertionError(f"broker.step has been busy {busy} times in a row")
+                raise AssertionError(f"the broker has been busy {busy} times in a row")
         self.run_until_idle()
 
     @property

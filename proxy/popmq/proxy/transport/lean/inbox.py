@@ -66,7 +66,7 @@ class IncomingBytes:
                 largest = self._largest_of_address()
             largest.refuse_all(
                 f"the server holds more than {most} bytes of incomplete requests, 3/4 of "
-                "lean.max_incoming_total_bytes, and this client most of them"
+                "the fixed limit, and this client most of them"
             )
 
     def _largest_of_address(self) -> "Inbox":
@@ -228,7 +228,9 @@ class Inbox:
         limit = self._limits.max_incoming_bytes
         if self._incoming_bytes > limit:
             self._counters.cut_off["incoming_bytes"] += 1
-            detail = f"more than {limit} bytes of incomplete requests (lean.max_incoming_bytes)"
+            detail = (
+                f"more than {limit} bytes of incomplete requests on a connection, the fixed limit"
+            )
             self._refuse_held(stream, detail)
         self._incoming.refuse_largest()
 

@@ -3,7 +3,7 @@
 The first byte of a client tells TLS from plain text, so one port takes both; the first byte
 within TLS, or the same one, tells HTTP/2 from another protocol that the port may have.
 
-Implements `seam.Transport`.  Callbacks only; no task per connection or call.
+Implements `interface.Transport`.  Callbacks only; no task per connection or call.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ STOPS = "the server stops"
 
 
 class LeanTransport:
-    """Serves `methods` on host:port; implements `seam.Transport`.
+    """Serves `methods` on host:port; implements `interface.Transport`.
 
     Plain text, and TLS where there are `certificates`; with `tls_only` nothing but TLS.
     """

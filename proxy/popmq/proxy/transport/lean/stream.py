@@ -41,7 +41,7 @@ class StreamOwner(Protocol):
 
 
 class Stream:
-    """Implements `seam.Call`. Belongs to its connection until both sides are done with it."""
+    """Implements `interface.Call`. Belongs to its connection until both sides are done with it."""
 
     __slots__ = (
         "_connection",
