@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from bench import core
 from bench.alone import PARTS, Asked, Row, page
 from bench.compare import PEERS, Plan, compare
 from bench.cross_check import cross_check
@@ -52,6 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--rounds", type=int, default=3)
     check.add_argument("--shapes", default="64x1,4x64")
     check.set_defaults(run=run_cross_check)
+    core_of = commands.add_parser(
+        "core", help="CPU of send, receive and ack, and of a commit before"
+    )
+    core_of.add_argument("--against", default="main", help="the commit; default: %(default)s")
+    core_of.add_argument("--rounds", type=int, default=10)
+    core_of.add_argument("--messages", type=int, default=8_192, help="of each round")
+    core_of.add_argument("--headers", default="plain", choices=("indexed", "plain", "huffman"))
+    core_of.set_defaults(run=run_core)
     quick = commands.add_parser("quick", help="both in about three minutes, with what is fetched")
     quick.set_defaults(run=run_quick)
     args = parser.parse_args(argv)
@@ -131,6 +140,12 @@ def run_cross_check(args: argparse.Namespace) -> int:
     for shape in map(Shape.parse, args.shapes.split(",")):
         with own_folder(None) as folder:
             cross_check(folder, shape=shape, seconds=args.seconds, rounds=args.rounds, say=print)
+    return 0
+
+
+def run_core(args: argparse.Namespace) -> int:
+    shape = {"rounds": args.rounds, "messages": args.messages, "headers": args.headers}
+    print(core.compare(args.against, **shape))
     return 0
 
 

@@ -96,8 +96,8 @@ def all_names() -> Names:
         top = names.modules[stem]
         if path.stem == "__init__":
             top.update(item.stem for item in path.parent.iterdir())
-        for node in tree.body:
-            top.update(_bound(node))
+        for statement in tree.body:
+            top.update(_bound(statement))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
@@ -106,11 +106,16 @@ def all_names() -> Names:
             elif isinstance(node, ast.ClassDef):
                 names.classes[node.name].update(_members(node))
                 names.bases[node.name].update(ast.unparse(base) for base in node.bases)
-    names.pairs.update(tuple(key.split(".", 1)) for key in descriptions())  # type: ignore[arg-type]
+    names.pairs.update(_pair(key) for key in descriptions())
     for path in [*(ROOT / "crds").glob("*.yaml"), ROOT / "charts/popmq/values.yaml"]:
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             names.pairs.update(_key_pairs(document))
     return names
+
+
+def _pair(key: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    return section, name
 
 
 def _bound(node: ast.AST) -> list[str]:

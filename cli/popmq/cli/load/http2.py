@@ -78,7 +78,7 @@ class Headers:
 
 
 @dataclass(slots=True)
-class _Blocks:
+class HeaderBlocks:
     """Header blocks of one connection: literals first, then indexes into the server's table."""
 
     headers: Headers
@@ -137,7 +137,7 @@ class Http2Channel(Channel):
     def __init__(self, reactor: Reactor, address: tuple[str, int], headers: Headers) -> None:
         super().__init__(reactor, address)
         self.ready = False
-        self._blocks = _Blocks(headers)
+        self._blocks = HeaderBlocks(headers)
         self._next_id = 1
         self._calls: dict[int, tuple[OnEnd, float]] = {}
         self._data: dict[int, bytes] = {}
