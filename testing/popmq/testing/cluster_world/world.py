@@ -193,7 +193,7 @@ class ClusterWorld:
             self.trace_line(f"{broker.name} leads epoch {node.leadership.epoch}")
 
     def _dying(self, broker: ClusterBroker) -> None:
-        self.tally.hit(ClusterSometimes.IN_MEMORY, int(self.in_memory.died() > 0))
+        self.tally.hit(ClusterSometimes.IN_MEMORY, int(self.in_memory.died(self.time.now_ms) > 0))
         node = broker.node
         buffered = node.broker.buffer.held if node is not None and node.leadership else 0
         self.tally.hit(ClusterSometimes.BUFFERED, int(buffered > 0))
@@ -416,14 +416,18 @@ class MemorySends:
     def __init__(self) -> None:
         self._waiting: list[Message] = []  # OK, and not confirmed
         self._looked_to = 0
+        self._died_ms = -1  # when a broker did so last
 
     def on_reply(self, message: Message, confirmed: bytearray) -> None:
         """The send was OK; `confirmed` is the log that was ever confirmed."""
         if message.head not in confirmed:
             self._waiting.append(message)
+            # The OK may rest on bytes that a broker received before it died.
+            message.excused = message.asked_ms <= self._died_ms
 
-    def died(self) -> int:
+    def died(self, now_ms: int) -> int:
         """A broker did; how many sends that were OK may be gone."""
+        self._died_ms = now_ms
         for message in self._waiting:
             message.excused = True
         return len(self._waiting)
