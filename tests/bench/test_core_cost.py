@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from bench import core
 from bench.core_cost import Core, measure
 

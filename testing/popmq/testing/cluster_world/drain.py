@@ -116,6 +116,8 @@ def _all_over(world: ClusterWorld) -> bool:
         for message in world.oracle.messages:
             if message.topic != reader.topic or not message.ok_at or message.recall_asked:
                 continue
+            if message.excused:  # it may be gone
+                continue
             story = reader.stories.get(message.number)
             if story is None or story.acked < 2:
                 return False
