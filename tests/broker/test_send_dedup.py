@@ -5,9 +5,10 @@ from typing import cast
 import pytest
 
 from popmq.broker.meta.send_deduplication import SendDeduplication
-from popmq.common.errors import Code
+from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, PutResult
+from popmq.common.record.send_fingerprint import fingerprint_field
 from popmq.common.settings.send_settings import DedupSettings
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
@@ -39,14 +40,20 @@ def core() -> CoreBroker:
     return broker()
 
 
-def entry(message_id: str, *, due_ms: int = 0, group: str = "") -> hop.PutEntry:
+def entry(
+    message_id: str, *, due_ms: int = 0, group: str = "", sender: int = 0, host: str = ""
+) -> hop.PutEntry:
+    """`sender` 0: a proxy of before, which writes no fingerprint."""
     kind = MessageType.DELAY if due_ms else MessageType.NORMAL
     kind = MessageType.FIFO if group else kind
-    properties = api.SystemProperties(message_id=message_id, message_group=group)
+    sent = api.SystemProperties(message_id=message_id, message_group=group, born_host=host)
+    properties = sent.SerializeToString()
+    if sender:
+        properties += fingerprint_field(sender, bytes(16))
     return hop.PutEntry(
         kind,
         message_id.encode(),
-        properties.SerializeToString(),
+        properties,
         due_ms=due_ms,
         message_id=message_id,
     )
@@ -217,6 +224,152 @@ def test_at_the_bound_the_oldest_ids_leave_and_are_counted() -> None:
     assert stored(core) == 5
     results(core, entry("a"))
     assert stored(core) == 6
+
+
+# -- another message with the same id
+
+
+def test_the_same_id_with_another_fingerprint_is_another_message(core: CoreBroker) -> None:
+    mine, other = results(core, entry("a", sender=1))[0], results(core, entry("a", sender=2))[0]
+    assert stored(core) == 2
+    assert results(core, entry("a", sender=1)) == [mine]
+    assert results(core, entry("a", sender=2)) == [other]
+    assert stored(core) == 2
+    assert (core.broker.receipts.duplicates, core.broker.receipts.collisions) == (2, 1)
+
+
+def test_within_one_request_each_has_its_place(core: CoreBroker) -> None:
+    mine, other, again = results(core, *(entry("a", sender=number) for number in (1, 2, 1)))
+    assert (stored(core), again) == (2, mine)
+    assert other != mine
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean stop", "crash"])
+def test_messages_of_one_id_are_told_apart_after_a_start(core: CoreBroker, clean: bool) -> None:
+    senders = range(1, 6)
+    entries = [entry("a", sender=sender) for sender in senders]
+    kept = results(core, *entries)
+    if clean:
+        core.stop()
+        core.start()
+    else:
+        crash(core)
+    assert results(core, *entries) == kept
+    assert stored(core) == len(senders)
+    assert results(core, entry("a", sender=6))[0] not in kept
+
+
+def test_what_is_left_of_one_id_is_known_when_its_first_message_is_forgotten() -> None:
+    core = broker(window_ms=160_000)
+    results(core, entry("a", sender=1))
+    core.advance(100_000)
+    second = results(core, entry("a", sender=2))
+    core.advance(75_000)
+    assert results(core, entry("a", sender=2)) == second
+    assert results(core, entry("a", sender=1))  # another one by now
+    assert stored(core) == 3
+    assert results(core, entry("a", sender=2)) == second
+    core.advance(172_000)
+    assert len(core.broker.receipts) == 0
+
+
+def test_a_collision_is_warned_of_once_for_each_host(
+    core: CoreBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sender, host in enumerate(("pod-1", "pod-1", "pod-1", "pod-2", "pod-2"), 1):
+        results(core, entry("a", sender=sender, host=host))
+    warnings = [record for record in caplog.records if "one message id" in record.message]
+    assert [vars(record)["born_host"] for record in warnings] == ["pod-1", "pod-2"]
+    assert core.broker.receipts.collisions == 4
+
+
+# -- a message that will not be delivered
+
+
+def recall(core: CoreBroker, message_id: str, due_ms: int = 0) -> None:
+    request = admin_pb2.RecallRequest(topic="orders", message_id=message_id, due_ms=due_ms)
+    reply = admin_pb2.RecallReply.FromString(core.reply(Kind.RECALL, request.SerializeToString()))
+    assert reply.outcome == hop.RecallResult.DONE
+
+
+@pytest.mark.parametrize("rescheduled", [False, True])
+@pytest.mark.parametrize("start", ["no start", "clean stop", "crash"])
+def test_a_message_that_was_recalled_is_stored_when_it_is_sent_again(
+    core: CoreBroker, start: str, rescheduled: bool
+) -> None:
+    delayed = entry("a", due_ms=core.clock.wall_ms() + 60_000, sender=1)
+    (first,) = results(core, delayed)
+    if rescheduled:
+        core.run_steps()
+        request = admin_pb2.RescheduleRequest(topic="orders", message_id="a", new_due_ms=-90_000)
+        core.reply(Kind.RESCHEDULE, request.SerializeToString())
+        assert results(core, delayed) == [first]
+    core.run_steps()
+    recall(core, "a")
+    if start == "clean stop":
+        core.stop()
+        core.start()
+    elif start == "crash":
+        crash(core)
+    (second,) = results(core, delayed)
+    assert second.queue_offset > first.queue_offset
+    assert results(core, delayed) == [second]
+    core.advance(61_000)
+    assert [delivery.head for delivery in core.receive("orders", "g")] == [b"a"]
+
+
+def test_a_recall_names_one_of_two_messages_of_an_id_by_its_time(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + 60_000
+    mine, other = entry("a", due_ms=due_ms, sender=1), entry("a", due_ms=due_ms + 1, sender=2)
+    results(core, mine, other)
+    core.run_steps()
+    with pytest.raises(PopmqError, match="2 messages of different clients or bodies have the id"):
+        recall(core, "a")
+    for _ in range(2):  # the second time it is over, and the other one stays
+        recall(core, "a", due_ms)
+    core.advance(61_000)
+    assert len(core.receive("orders", "g")) == 1
+
+
+def test_a_recall_that_a_start_reads_behind_its_snapshot_counts() -> None:
+    core = broker()
+    delayed = entry("a", due_ms=core.clock.wall_ms() + 60_000, sender=1)
+    (first,) = results(core, delayed)
+    core.stop()  # leaves a snapshot that knows the send
+    core.start()
+    assert results(core, delayed) == [first]
+    core.run_steps()
+    recall(core, "a")
+    crash(core)
+    assert results(core, delayed) != [first]
+
+
+def test_a_snapshot_does_not_bring_back_what_was_recalled_since_it_began() -> None:
+    table = SendDeduplication(DedupSettings())
+    for number in range(1, 1_200):
+        result = PutResult(queue_offset=number, due_ms=9)
+        table.record_send(7, f"m-{number}", result, 1, fingerprint=number, timer=number * 100)
+    pieces = table.begin_snapshot()
+    first, _ = next(pieces)
+    table.forget_timer(110_000)
+    other = SendDeduplication(DedupSettings())
+    for content in (first, *(piece for piece, _ in pieces)):
+        other.restore(content)
+    assert other.find(7, "m-1100", 1_100) is None
+    assert other.find(7, "m-1101", 1_101) is not None
+    other.forget_timer(110_100)
+    assert other.find(7, "m-1101", 1_101) is None
+
+
+def test_a_snapshot_of_an_older_popmq_is_read() -> None:
+    """Entries without fingerprints: key size, queue, offset, due time, key."""
+    key = (7).to_bytes(4, "big") + b"m-1"
+    content = bytes.fromhex("0000000000000001 00000001") + bytes.fromhex("0007 00000002")
+    content += (5).to_bytes(8, "big") + (0).to_bytes(8, "big") + key
+    table = SendDeduplication(DedupSettings())
+    table.restore(content)
+    assert table.find(7, "m-1") == (PutResult(queue_id=2, queue_offset=5, due_ms=0), False)
+    assert table.find(7, "m-1", 1) is None
 
 
 # -- the table by itself

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import Delivery
+from popmq.common.record.message_deadline import with_deadline
+from popmq.common.record.send_fingerprint import fingerprint_of, sender_hash
 from popmq.common.topics import MessageType, Permission
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
@@ -89,14 +91,14 @@ def delivery(head: bytes, properties: bytes) -> Delivery:
 
 def delivered(message: bytes, kind: MessageType = MessageType.NORMAL) -> pb.Message:
     """The message after a send and a receive, with one system_properties in it."""
-    head, properties = one_sent(message).slices(kind, peer=PEER, now_ms=NOW_MS)
+    head, properties = one_sent(message).slices(kind, sender=1, peer=PEER, now_ms=NOW_MS)
     wire = delivered_message(delivery(head, properties), b"broker-a")
     assert [field.number for field in fields(wire)].count(3) == 1
     return pb.Message.FromString(wire)
 
 
 def stored(message: bytes, kind: MessageType = MessageType.NORMAL) -> pb.SystemProperties:
-    _, properties = one_sent(message).slices(kind, peer=PEER, now_ms=NOW_MS)
+    _, properties = one_sent(message).slices(kind, sender=1, peer=PEER, now_ms=NOW_MS)
     return pb.SystemProperties.FromString(properties)
 
 
@@ -149,7 +151,7 @@ def test_fields_may_come_in_any_order_and_unknown_ones_survive(
     parts = [chunk(3, content), rest.SerializeToString(), UNKNOWN, chunk(77, b"more")]
     wire = b"".join(parts[place] for place in order)
 
-    head, properties = one_sent(wire).slices(MessageType.NORMAL, peer=PEER, now_ms=NOW_MS)
+    head, properties = one_sent(wire).slices(MessageType.NORMAL, sender=1, peer=PEER, now_ms=NOW_MS)
 
     assert head == b"".join(parts[place] for place in order if place != 0)
     assert {900, 901, 902} <= {field.number for field in fields(properties)}
@@ -176,7 +178,7 @@ def test_properties_without_a_word_of_the_servers_are_stored_as_they_came() -> N
     # A spelling that no serializer would choose: it shows that nobody spelled it anew.
     odd = scalar(13, 0) + properties
     wire = pb.Message(body=b"x").SerializeToString() + chunk(3, odd)
-    _, kept = one_sent(wire).slices(MessageType.NORMAL, peer=PEER, now_ms=NOW_MS)
+    _, kept = one_sent(wire).slices(MessageType.NORMAL, sender=1, peer=PEER, now_ms=NOW_MS)
     assert kept.startswith(odd)
 
 
@@ -184,7 +186,7 @@ def test_a_digest_that_is_right_already_is_stored_once() -> None:
     digest = pb.Digest(type=pb.DigestType.MD5, checksum=md5(b"x").hexdigest().upper())
     sent = pb.Message(body=b"x", system_properties=pb.SystemProperties(body_digest=digest))
     _, kept = one_sent(sent.SerializeToString()).slices(
-        MessageType.NORMAL, peer=PEER, now_ms=NOW_MS
+        MessageType.NORMAL, sender=1, peer=PEER, now_ms=NOW_MS
     )
     assert [field.number for field in fields(kept)].count(4) == 1
 
@@ -192,8 +194,23 @@ def test_a_digest_that_is_right_already_is_stored_once() -> None:
 def test_slicing_twice_gives_the_same_bytes() -> None:
     properties = pb.SystemProperties(message_id="m", receipt_handle="mine", queue_id=4)
     sent = one_sent(pb.Message(body=b"x", system_properties=properties).SerializeToString())
-    first = sent.slices(MessageType.NORMAL, peer=PEER, now_ms=NOW_MS)
-    assert sent.slices(MessageType.NORMAL, peer=PEER, now_ms=NOW_MS) == first
+    first = sent.slices(MessageType.NORMAL, sender=1, peer=PEER, now_ms=NOW_MS)
+    assert sent.slices(MessageType.NORMAL, sender=1, peer=PEER, now_ms=NOW_MS) == first
+
+
+def test_the_fingerprint_says_who_sent_a_message_and_with_which_body() -> None:
+    def fingerprint(body: bytes, client_id: str, born_s: int = 1, *, delayed: bool = False) -> int:
+        sent = pb.Message(body=body, system_properties=pb.SystemProperties(message_id="m"))
+        sent.system_properties.born_timestamp.seconds = born_s
+        _, properties = one_sent(sent.SerializeToString()).slices(
+            MessageType.NORMAL, sender=sender_hash(client_id), peer=PEER, now_ms=NOW_MS
+        )
+        return fingerprint_of(with_deadline(properties, NOW_MS) if delayed else properties)
+
+    first = fingerprint(b"x", "me@1")
+    assert first != 0
+    assert fingerprint(b"x", "me@1", born_s=2) == fingerprint(b"x", "me@1", delayed=True) == first
+    assert len({first, fingerprint(b"y", "me@1"), fingerprint(b"x", "me@2")}) == 3
 
 
 @given(st.lists(messages(), max_size=4))
@@ -211,7 +228,7 @@ def test_every_message_of_a_request_is_found_where_it_stands(sent: list[pb.Messa
 def test_a_received_part_is_a_response_with_the_message() -> None:
     sent = pb.Message(body=b"x", system_properties=pb.SystemProperties(message_id="m"))
     head, properties = one_sent(sent.SerializeToString()).slices(
-        MessageType.FIFO, peer=PEER, now_ms=NOW_MS
+        MessageType.FIFO, sender=1, peer=PEER, now_ms=NOW_MS
     )
     part = message_part(delivery(head, properties), b"broker-a")
     got = service.ReceiveMessageResponse.FromString(part)

@@ -7,6 +7,7 @@ import pytest
 
 from popmq.common.errors import PopmqError
 from popmq.common.record.message import tag_hash
+from popmq.common.record.send_fingerprint import sender_hash
 from popmq.common.settings.settings import MessageSettings, TimerSettings
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import definition_pb2 as pb
@@ -18,6 +19,7 @@ from popmq.proxy.rpc.validate import check_message, check_stored_size, check_typ
 
 LIMITS = MessageSettings(max_body_bytes=2_000, max_properties=4, max_properties_bytes=600)
 NOW_MS = 1_700_000_000_123
+SENDER = sender_hash("me@1")
 PEER = "10.0.0.9:999"
 ANY = TopicConfig(1, "orders", type=MessageType.MIXED)
 
@@ -26,7 +28,8 @@ def read(data: bytes, limits: MessageSettings = LIMITS) -> OrdinaryMessage | Non
     """As it stands between other bytes, which may be anything."""
     before, behind = b"\x0a\x04", b"\x0a\x04\0\0\0\0" + data
     try:
-        return read_ordinary(before + data + behind, 2, 2 + len(data), limits, PEER, NOW_MS)
+        data, end = before + data + behind, 2 + len(data)
+        return read_ordinary(data, 2, end, limits, sender=SENDER, peer=PEER, now_ms=NOW_MS)
     except (IndexError, ValueError, PopmqError):
         return None
 
@@ -42,7 +45,7 @@ def on_the_general_path(data: bytes) -> OrdinaryMessage | None:
         kind = check_type(facts, ANY)
         if delay_of(facts, TimerSettings(), now_ms=NOW_MS) is not NO_DELAY:
             return None
-        head, properties = sent.slices(kind, peer=PEER, now_ms=NOW_MS)
+        head, properties = sent.slices(kind, sender=SENDER, peer=PEER, now_ms=NOW_MS)
         check_stored_size(len(head) + len(properties), LIMITS)
     except (PopmqError, ValueError):
         return None

@@ -66,7 +66,7 @@ def deliveries(count: int) -> bytes:
     properties = pb.SystemProperties(message_id="m", tag="a")
     wire = pb.Message(body=b"x", system_properties=properties).SerializeToString()
     (sent,) = sent_messages(chunk(1, wire))
-    head, content = sent.slices(MessageType.NORMAL, peer="", now_ms=1)
+    head, content = sent.slices(MessageType.NORMAL, sender=1, peer="", now_ms=1)
     return encode_pop_reply(
         PopReply(
             [Delivery(2, at, 1, 5_000, b"h%d" % at, head, content) for at in range(count)],

@@ -406,4 +406,5 @@ def test_a_message_id_with_a_control_character_is_refused(text: str) -> None:
     message = pb.Message(topic=pb.Resource(name="orders"), body=b"x")
     message.system_properties.message_id = text
     request = service.SendMessageRequest(messages=[message]).SerializeToString()
-    assert read_ordinary(request, 0, len(request), MessageSettings(), "", 0) is None
+    limits = MessageSettings()
+    assert read_ordinary(request, 0, len(request), limits, sender=1, peer="", now_ms=0) is None

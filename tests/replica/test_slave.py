@@ -56,6 +56,17 @@ def test_an_ack_of_a_buffered_group_is_ok_again_at_the_promoted_slave(pair: Pair
     assert promoted.receive("orders", "b") == []
 
 
+def test_a_promoted_slave_knows_what_was_sent_and_what_was_recalled(pair: Pair) -> None:
+    pair.master.topic("later", type=MessageType.DELAY)
+    due_ms = pair.clock.wall_ms() + HOUR
+    kept, gone = (send(pair.master, name, due_ms, topic="later") for name in ("kept", "gone"))
+    pair.master.run_steps()
+    recall(pair.master, "gone", topic="later")
+    promoted = pair.fail_over()
+    assert send(promoted, "kept", due_ms, topic="later") == kept
+    assert send(promoted, "gone", due_ms, topic="later") != gone
+
+
 def test_a_slave_forgets_ended_check_points_after_ten_minutes(pair: Pair) -> None:
     pair.master.group("b", check_points=CheckPoints.BUFFERED)
     fill(pair.master, 10)

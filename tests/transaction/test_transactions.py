@@ -212,6 +212,19 @@ def test_a_resend_of_a_half_message_gets_the_same_transaction(core: CoreBroker) 
 
 
 @STARTS
+def test_a_half_message_that_was_rolled_back_is_stored_when_it_is_sent_again(
+    core: CoreBroker, clean: bool
+) -> None:
+    half = begin(core, "a")
+    end(core, "a", half.message, commit=False)
+    restart(core, clean=clean)
+    again = begin(core, "a")
+    assert again.message != half.message
+    assert end(core, "a", again.message) is None
+    assert received(core) == ["a"]
+
+
+@STARTS
 def test_an_id_that_was_sent_plainly_before_gives_no_transaction(
     core: CoreBroker, clean: bool
 ) -> None:

@@ -94,10 +94,17 @@ class Broker:
             self.store, self.registry, self.polling, self.buffer, self.waits.boot_ms
         )
         self.timers = Timers(
-            self.store, self.registry, self.lookup, settings, disk, clock, threads.housekeeper
+            self.store,
+            self.registry,
+            self.lookup,
+            self.receipts,
+            settings,
+            disk,
+            clock,
+            threads.housekeeper,
         )
         self.transactions = Transactions(
-            self.store, self.registry, settings.transaction, settings.broker.name
+            self.store, self.registry, self.receipts, settings.transaction, settings.broker.name
         )
         self.sends = SendService(
             self.store,

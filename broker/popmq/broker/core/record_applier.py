@@ -28,6 +28,7 @@ from popmq.common.record.message import (
     decode_message,
     peek_message,
 )
+from popmq.common.record.send_fingerprint import fingerprint_of
 from popmq.common.record.timer_migration import (
     TimerMigrationBatch,
     TimerMigrationDone,
@@ -183,11 +184,20 @@ class RecordApplier:
         half: bool = False,
     ) -> None:
         """A client's message, whose id is known from now on."""
-        for kind, name in names_in(decode_message(record.data).properties):
+        properties, header = decode_message(record.data).properties, record.header
+        for kind, name in names_in(properties):
             if kind == ID:
-                offset, log_ms = record.header.queue_offset, record.header.log_ms
+                offset, log_ms = header.queue_offset, header.log_ms
                 self._receipts.restore_entry(
-                    topic_id, name, queue_id, offset, due_ms, log_ms, half=half
+                    topic_id,
+                    name,
+                    queue_id,
+                    offset,
+                    due_ms,
+                    log_ms,
+                    fingerprint=fingerprint_of(properties),
+                    timer=header.position if due_ms else 0,
+                    half=half,
                 )
 
     def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:

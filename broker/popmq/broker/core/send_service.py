@@ -1,10 +1,11 @@
 """SendService: messages of producers into the log, each to where its type belongs."""
 
+import logging
 from collections.abc import Sequence
 
-from popmq.broker.deliveries.message_group import lite_topic
+from popmq.broker.deliveries.message_group import born_host, lite_topic
 from popmq.broker.meta.lite_topics import LiteTopicTable
-from popmq.broker.meta.send_deduplication import SendDeduplication, key_of
+from popmq.broker.meta.send_deduplication import FirstSend, SendDeduplication, key_of
 from popmq.broker.persistence.bulk_copy import MessageCopy
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
@@ -13,8 +14,11 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import PutEntry, PutResult
 from popmq.common.record.message import Stamp
 from popmq.common.record.message_deadline import expiry_token
+from popmq.common.record.send_fingerprint import fingerprint_of
 from popmq.common.topics import MessageType, TopicConfig
 
+logger = logging.getLogger(__name__)
+_WARNED_HOSTS = 1_000
 _ORDINARY = (MessageType.NORMAL, MessageType.FIFO)
 _new = tuple.__new__
 
@@ -36,6 +40,7 @@ class SendService:
         self._lites = lites
         self._max_lite_topics = max_lite_topics
         self._next_queue = 0
+        self._warned_hosts: set[str] = set()
         self.stored_by_topic: dict[str, int] = {}
 
     def put(self, topic: TopicConfig, entries: Sequence[PutEntry]) -> list[PutResult]:
@@ -47,10 +52,10 @@ class SendService:
         put_one = self._put_lite if topic.kind.has_lite_topics else self._put_one
         stamp = self._store.stamp()  # of this step: they came in one frame
         kinds = tuple(int(kind) for kind in _ORDINARY if topic.type.accepts(kind))
-        topic_id, queues, knows = topic.id, topic.queues, self._receipts.knows
+        topic_id, queues, is_new = topic.id, topic.queues, self._receipts.is_new
         largest = self._store.admission.largest_content
         copies: list[MessageCopy] = []
-        keys: dict[bytes, None] = {}
+        keys: dict[bytes, int] = {}  # and fingerprints
         for entry in entries:
             kind, head, properties, tag_hash, queue_id, due_ms, message_id, _ = entry
             key = key_of(topic_id, message_id.encode())
@@ -61,11 +66,11 @@ class SendService:
                 and not due_ms
                 and len(head) + len(properties) <= largest
                 and key not in keys
-                and not knows(key)
+                and is_new(key)
             ):
                 copy = (topic_id, queue_id, tag_hash, b"", len(head), head + properties)
                 copies.append(_new(MessageCopy, copy))
-                keys[key] = None
+                keys[key] = fingerprint_of(properties)
                 continue
             if copies:
                 results += self._put_all(topic, copies, keys, stamp)
@@ -79,13 +84,13 @@ class SendService:
         return results
 
     def _put_all(
-        self, topic: TopicConfig, copies: list[MessageCopy], keys: dict[bytes, None], stamp: Stamp
+        self, topic: TopicConfig, copies: list[MessageCopy], keys: dict[bytes, int], stamp: Stamp
     ) -> list[PutResult]:
         """Append ordinary messages, whose ids are not known yet."""
         name = topic.name
         self.stored_by_topic[name] = self.stored_by_topic.get(name, 0) + len(copies)
         units = self._store.put_copies(copies, stamp)
-        self._receipts.record_sends(keys, units, stamp.log_ms)
+        self._receipts.record_sends(keys.items(), units, stamp.log_ms)
         ok = Code.OK
         return [_new(PutResult, (ok, "", unit[3], unit[4], 0)) for unit in units]
 
@@ -95,7 +100,7 @@ class SendService:
     def _put_one(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
-        known = self._receipts.find(topic.id, entry.message_id) if entry.message_id else None
+        known = self._first_send(topic, entry)
         if known is not None:
             return self._halves.repeat_result(topic.id, entry.message_id, known)
         queue_id = entry.queue_id
@@ -104,17 +109,36 @@ class SendService:
             queue_id = self._next_queue % topic.queues
         elif queue_id >= topic.queues:
             queue_id = _queue_that_is_here(topic, entry)
-        result = self._append(topic, queue_id, entry, stamp)
-        if not entry.message_id:
-            return result
-        half = entry.type == MessageType.TRANSACTION
-        self._receipts.record_send(topic.id, entry.message_id, result, stamp.log_ms, half=half)
-        return result
+        return self._append(topic, queue_id, entry, stamp)
+
+    def _first_send(self, topic: TopicConfig, entry: PutEntry) -> FirstSend | None:
+        """What became of the message if it was sent before."""
+        message_id, receipts = entry.message_id, self._receipts
+        if not message_id:
+            return None
+        collisions = receipts.collisions
+        known = receipts.find(topic.id, message_id, fingerprint_of(entry.properties))
+        if receipts.collisions > collisions:
+            self._warn(topic, entry)
+        return known
+
+    def _warn(self, topic: TopicConfig, entry: PutEntry) -> None:
+        """Once for each host, of so many hosts."""
+        host = born_host(entry.properties)
+        if host not in self._warned_hosts and len(self._warned_hosts) < _WARNED_HOSTS:
+            self._warned_hosts.add(host)
+            logger.warning(
+                "two messages of different clients or bodies have one message id: both are stored. "
+                "Clients make equal ids when they are forked after they were started, or are "
+                "process 1 of containers with one MAC address: start each client in its own "
+                "process, behind the fork, and give each container its own network",
+                extra={"topic": topic.name, "message_id": entry.message_id, "born_host": host},
+            )
 
     def _put_lite(self, topic: TopicConfig, entry: PutEntry, _: Stamp) -> PutResult:
         """Into the queue of the lite topic that the message names, made if need be."""
         _check_type(topic, entry)
-        known = self._receipts.find(topic.id, entry.message_id) if entry.message_id else None
+        known = self._first_send(topic, entry)
         if known is not None:
             return self._halves.repeat_result(topic.id, entry.message_id, known)
         self._store.admission.check_size(entry.head, entry.properties)
@@ -123,8 +147,6 @@ class SendService:
         stamp = self._store.stamp()  # log time never goes back: a lite topic may be a new record
         result = self._append(topic, queue_id, entry, stamp)
         self._lites.stored(topic.id, queue_id, stamp.log_ms)
-        if entry.message_id:
-            self._receipts.record_send(topic.id, entry.message_id, result, stamp.log_ms)
         return result
 
     def _append(
@@ -133,13 +155,19 @@ class SendService:
         self._store.admission.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         if entry.type == MessageType.TRANSACTION:
-            return self._halves.put(topic, queue_id, entry, stamp)
+            result = self._halves.put(topic, queue_id, entry, stamp)
+            self._remember(topic, entry, result, stamp, half=True)
+            return result
         token = b""
         if entry.due_ms:  # of a timer, or of a message with a deadline
             due_ms = self._timers.due_ms(entry) if entry.type == MessageType.DELAY else 0
             if due_ms:
                 timer = self._timers.put(topic.id, queue_id, entry, due_ms, stamp)
-                return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
+                result = PutResult(
+                    queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms
+                )
+                self._remember(topic, entry, result, stamp, timer=timer.identity)
+                return result
             token = expiry_token(entry.properties)
         offset = self._store.put_message(
             topic_id=topic.id,
@@ -150,7 +178,30 @@ class SendService:
             token=token,
             stamp=stamp,
         )
-        return PutResult(queue_id=queue_id, queue_offset=offset)
+        result = PutResult(queue_id=queue_id, queue_offset=offset)
+        self._remember(topic, entry, result, stamp)
+        return result
+
+    def _remember(
+        self,
+        topic: TopicConfig,
+        entry: PutEntry,
+        result: PutResult,
+        stamp: Stamp,
+        *,
+        timer: int = 0,
+        half: bool = False,
+    ) -> None:
+        if message_id := entry.message_id:
+            self._receipts.record_send(
+                topic.id,
+                message_id,
+                result,
+                stamp.log_ms,
+                fingerprint=fingerprint_of(entry.properties),
+                timer=timer,
+                half=half,
+            )
 
 
 def _queue_that_is_here(topic: TopicConfig, entry: PutEntry) -> int:

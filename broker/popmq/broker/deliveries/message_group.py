@@ -1,4 +1,4 @@
-"""The message group of a stored message: what order is kept by; and its lite topic.
+"""The message group of a stored message: what order is kept by; its lite topic, and its host.
 
 The slice is the content of the client's SystemProperties (D5), in which field 17 holds the group
 and field 21 the lite topic.  Nothing else is decoded; a proxy bounds the slice
@@ -10,6 +10,7 @@ from popmq.common.varint import read_varint
 _LEN = 2
 _GROUP_TAG = 17 << 3 | _LEN
 _LITE_TAG = 21 << 3 | _LEN
+_HOST_TAG = 8 << 3 | _LEN
 
 
 def message_group(properties: bytes) -> bytes:
@@ -20,6 +21,11 @@ def message_group(properties: bytes) -> bytes:
 def lite_topic(properties: bytes) -> str:
     """Like `message_group`: the name of the lite topic."""
     return _field(properties, _LITE_TAG).decode(errors="replace")
+
+
+def born_host(properties: bytes) -> str:
+    """The host that the client says it runs on."""
+    return _field(properties, _HOST_TAG).decode(errors="replace")
 
 
 def _field(properties: bytes, requested: int) -> bytes:

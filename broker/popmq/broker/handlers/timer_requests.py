@@ -30,13 +30,13 @@ _LATER_MS = 1 << 62
 
 
 def recall(broker: Broker, request: Request) -> ResumableRead[bytes]:
-    """The due time of the request is a hint that nothing needs: an id names its timers."""
+    """The due time tells messages of one id apart: that of the send, or of any rescheduling."""
     requested = pb.RecallRequest.FromString(request.body)
     topic_id, message_id = _topic_id(broker, requested.topic), _checked_id(requested.message_id)
 
     def step() -> bytes:
         broker.store.guard.check_write()
-        outcome = broker.timers.recall.recall(topic_id, message_id)
+        outcome = broker.timers.recall.recall(topic_id, message_id, requested.due_ms)
         moved_to = broker.timers.departures.targets
         return pb.RecallReply(status=_ok(), outcome=outcome, moved_to=moved_to).SerializeToString()
 

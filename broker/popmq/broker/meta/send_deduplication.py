@@ -1,10 +1,13 @@
-"""SendDeduplication: what the first send of a message id came to, so that a resend stores nothing.
+"""SendDeduplication: what the first send of a message came to, so that a resend stores nothing.
 
-The key is (topic, full message id); it is entered when the record is appended and again when the
-log is replayed.  Within `dedup.window_ms` of log time a second send of the id gets the first one's
-receipt, once all that was appended before is confirmed.  At the bound (`dedup.max_ids`) the oldest
-leave, and a metric says so; what has left is let go of in sixteenths of the window or of the bound,
-so that no more than another sixteenth is ever held.
+A resend has topic, message id and fingerprint (client and body, record/send_fingerprint.py) of the
+first send.  A message with the id of another one is stored, and counted as a collision.  An entry
+is made when the record is appended and again when the log is replayed.  Within `dedup.window_ms` of
+log time a resend gets the receipt of the first send, once all that was appended before is
+confirmed.  The entry of a message that will not be delivered leaves at once: of a timer that was
+recalled, of a half message that was rolled back.  At the bound (`dedup.max_ids`) the oldest leave,
+and a metric says so; what has left is let go of in sixteenths of the window or of the bound, so
+that no more than another sixteenth is ever held.
 """
 
 import struct
@@ -21,8 +24,15 @@ _BUCKETS = 16  # that a window and the bound are cut into; an id may stay that m
 _PER_PIECE = 512
 _PER_STEP = 2_048
 _PIECE = struct.Struct(">QI")  # log time from which its entries are, their number
-_ENTRY = struct.Struct(">HIQQ")  # size of the key, queue, offset, due time; then the key
-_QUEUE_AT, _DUE_AT = 64, 96  # bits of a packed receipt
+# Size of the key, queue, offset, due time; then the key, of (topic, id) and the _TAIL.
+_ENTRY = struct.Struct(">HIQQ")
+# Fingerprint, and the identity of a timer.  An older popmq takes it for a part of the id, so that
+# it does not recognise a resend.  An older snapshot has none, and no id ends with its first byte.
+_TAIL = struct.Struct(">BQQ")
+_TAIL_MARK = 0
+_PRINT_TAIL = struct.Struct(">BQ")  # of the key of a message with the id of another one
+# Bits of a packed receipt.
+_QUEUE_AT, _DUE_AT, _PRINT_AT, _TIMER_AT = 64, 96, 160, 224
 _HALF = 1 << 31  # of the queue: the first send was a half message
 _LOW_32, _LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -33,6 +43,16 @@ class _IdBucket(NamedTuple):
     from_ms: int
     keys: list[bytes]
     receipts: list[int]
+
+
+def _place(packed: int) -> int:
+    """What names a message that may end before its delivery; 0: it is none.
+
+    The identity of a timer, or below 0 for the offset of a half message.
+    """
+    if packed >> _QUEUE_AT & _HALF:
+        return -1 - (packed & _LOW_64)
+    return packed >> _TIMER_AT
 
 
 class FirstSend(NamedTuple):
@@ -52,52 +72,110 @@ class SendDeduplication(SnapshotTable):
         self._width_ms = max(1, settings.window_ms // _BUCKETS)
         self._limit = settings.max_ids
         self._bucket_ids = max(1, settings.max_ids // _BUCKETS)
+        # By `key_of`, or by `_long_key` of a message that has the id of another one.
         self._receipts: dict[bytes, int] = {}
+        self._long_keys = 0
+        self._places: dict[int, bytes] = {}  # key by `_place`
+        self._ended: set[int] = set()  # places of receipts in buckets that count no more
         self._buckets: deque[_IdBucket] = deque()
         self._until_ms = 0  # from then on there is another bucket
         self._gone = 0  # of the oldest bucket
         self._entered = 0  # in all buckets, those that are gone left out
         self.duplicates = 0
+        self.collisions = 0  # sends with the id of another message
         self.evicted = 0  # ids that left before their time, for lack of room
 
     def __len__(self) -> int:
         return len(self._receipts)
 
-    def find(self, topic_id: int, message_id: str) -> FirstSend | None:
-        """The receipt of the id's first send, if that is known."""
-        packed = self._receipts.get(topic_id.to_bytes(4, "big") + message_id.encode())
-        if packed is None:
+    def find(self, topic_id: int, message_id: str, fingerprint: int = 0) -> FirstSend | None:
+        """The receipt of the message's first send, if that is known."""
+        key = key_of(topic_id, message_id.encode())
+        if not self.knows(key, fingerprint):
+            self.collisions += key in self._receipts
             return None
+        packed = self._receipts.get(key, -1)
+        if packed < 0 or packed >> _PRINT_AT & _LOW_64 != fingerprint:
+            packed = self._receipts[_long_key(key, fingerprint)]
         self.duplicates += 1
         queue_id = packed >> _QUEUE_AT & _LOW_32
-        due_ms = packed >> _DUE_AT
+        due_ms = packed >> _DUE_AT & _LOW_64
         offset = packed & _LOW_64
         result = PutResult(queue_id=queue_id & ~_HALF, queue_offset=offset, due_ms=due_ms)
         return FirstSend(result, bool(queue_id & _HALF))
 
     def record_send(
-        self, topic_id: int, message_id: str, result: PutResult, log_ms: int, *, half: bool = False
+        self,
+        topic_id: int,
+        message_id: str,
+        result: PutResult,
+        log_ms: int,
+        *,
+        fingerprint: int = 0,
+        timer: int = 0,
+        half: bool = False,
     ) -> None:
-        """The message was appended at that log time; `find` did not know its id just now."""
+        """The message was appended at that log time; `find` did not know it just now.
+
+        `timer` is the identity of a delayed message.
+        """
         if self._window_ms:
             _, _, queue_id, offset, due_ms = result
             if half:
                 queue_id |= _HALF
-            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset
-            self._enter(topic_id.to_bytes(4, "big") + message_id.encode(), receipt, log_ms)
+            receipt = _packed(queue_id, offset, due_ms, fingerprint, timer)
+            self._enter(key_of(topic_id, message_id.encode()), receipt, log_ms)
 
-    def knows(self, key: bytes) -> bool:
-        """Whether `find` would find the message of that `key_of`."""
-        return key in self._receipts
+    def is_new(self, key: bytes) -> bool:
+        """Whether no message with that `key_of` is known."""
+        return key not in self._receipts and not self._long_keys
+
+    def knows(self, key: bytes, fingerprint: int) -> bool:
+        """Whether `find` finds the message of that `key_of`."""
+        packed = self._receipts.get(key, -1)
+        if packed >= 0 and packed >> _PRINT_AT & _LOW_64 == fingerprint:
+            return True
+        return bool(self._long_keys) and _long_key(key, fingerprint) in self._receipts
 
     def record_sends(
-        self, keys: Iterable[bytes], units: Iterable[PendingUnit], log_ms: int
+        self, keys: Iterable[tuple[bytes, int]], units: Iterable[PendingUnit], log_ms: int
     ) -> None:
-        """`record_send` of ordinary messages that were appended as these units."""
+        """`record_send` of ordinary messages, by key and fingerprint, that became these units."""
         if self._window_ms:
             enter = self._enter
-            for key, unit in zip(keys, units, strict=True):
-                enter(key, unit.queue_id << _QUEUE_AT | unit.queue_offset, log_ms)
+            for (key, fingerprint), unit in zip(keys, units, strict=True):
+                place = unit.queue_id << _QUEUE_AT | unit.queue_offset
+                enter(key, fingerprint << _PRINT_AT | place, log_ms)
+
+    def forget_timer(self, identity: int) -> None:
+        """It was recalled, or lost: a message that is sent again is another one."""
+        self._end(identity)
+
+    def forget_half(self, half_offset: int) -> None:
+        """It was rolled back, given up or lost."""
+        self._end(-1 - half_offset)
+
+    def replace_timer(self, before: int, identity: int, log_ms: int) -> None:
+        """The timer was given another time: its message is that of timer `identity` now."""
+        key = self._end(before)
+        if key is not None:
+            short, packed = key
+            packed = packed & (1 << _TIMER_AT) - 1 | identity << _TIMER_AT
+            self._enter(short, packed, log_ms)
+
+    def _end(self, place: int) -> tuple[bytes, int] | None:
+        """Take out the entry of that place; returns its `key_of` and receipt."""
+        key = self._places.pop(place, None)
+        packed = self._receipts.get(key, -1) if key is not None else -1
+        if key is None or packed < 0 or _place(packed) != place:
+            return None
+        del self._receipts[key]
+        self._ended.add(place)  # its bucket has it still
+        tail = _PRINT_TAIL.pack(_TAIL_MARK, packed >> _PRINT_AT & _LOW_64)
+        if len(key) > len(tail) + 4 and key.endswith(tail):
+            self._long_keys -= 1
+            key = key[: -len(tail)]
+        return key, packed
 
     def restore_entry(
         self,
@@ -108,14 +186,16 @@ class SendDeduplication(SnapshotTable):
         due_ms: int,
         log_ms: int,
         *,
+        fingerprint: int = 0,
+        timer: int = 0,
         half: bool = False,
     ) -> None:
-        """A message with that id was appended, so no earlier one was known then: at a replay,
-        which may know it still, the newest counts."""
+        """That message was appended, so no earlier one was known then: at a replay, which may
+        know it still, the newest counts."""
         if self._window_ms and message_id:
             self.step(log_ms)  # or a long log would be held on to until its end
             queue_id |= _HALF if half else 0
-            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
+            receipt = _packed(queue_id, queue_offset, due_ms, fingerprint, timer)
             self._enter(key_of(topic_id, message_id), receipt, log_ms)
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
@@ -123,7 +203,8 @@ class SendDeduplication(SnapshotTable):
         start = self._gone
         for bucket in self._buckets:
             for at in range(start, len(bucket.keys)):
-                yield bucket.keys[at], bucket.receipts[at], bucket.from_ms
+                if _place(bucket.receipts[at]) not in self._ended:
+                    yield bucket.keys[at], bucket.receipts[at], bucket.from_ms
             start = 0
 
     @property
@@ -145,7 +226,13 @@ class SendDeduplication(SnapshotTable):
         _, keys, receipts = self._buckets[-1]
         keys.append(key)
         receipts.append(receipt)
+        known = self._receipts.get(key, -1)
+        if known >= 0 and (known ^ receipt) >> _PRINT_AT & _LOW_64:
+            key = _long_key(key, receipt >> _PRINT_AT & _LOW_64)
+            self._long_keys += key not in self._receipts
         self._receipts[key] = receipt
+        if receipt >> _TIMER_AT or receipt >> _QUEUE_AT & _HALF:
+            self._places[_place(receipt)] = key
         self._entered += 1
         if len(keys) >= self._bucket_ids:
             self._until_ms = 0  # it is full
@@ -162,8 +249,17 @@ class SendDeduplication(SnapshotTable):
         keys, receipts = self._buckets[0].keys, self._buckets[0].receipts
         end = min(len(keys), self._gone + limit)
         for at in range(self._gone, end):
-            if self._receipts.get(keys[at]) == receipts[at]:  # else a newer one stands for it
-                del self._receipts[keys[at]]
+            key, receipt = keys[at], receipts[at]
+            if self._receipts.get(key) == receipt:  # else a newer one stands for it
+                del self._receipts[key]
+            elif self._long_keys:
+                key = _long_key(key, receipt >> _PRINT_AT & _LOW_64)
+                if self._receipts.get(key) == receipt:
+                    del self._receipts[key]
+                    self._long_keys -= 1
+            if place := _place(receipt):
+                self._places.pop(place, None)
+                self._ended.discard(place)
         forgotten, self._gone = end - self._gone, end
         self._entered -= forgotten
         if end == len(keys):
@@ -181,14 +277,13 @@ class SendDeduplication(SnapshotTable):
         for bucket, end in ends:
             for at in range(start, end, _PER_PIECE):
                 behind = min(at + _PER_PIECE, end)
-                entries = [_PIECE.pack(bucket.from_ms, behind - at)]
-                for key, receipt in zip(
-                    bucket.keys[at:behind], bucket.receipts[at:behind], strict=True
-                ):
-                    queue_id = receipt >> _QUEUE_AT & _LOW_32
-                    due_ms = receipt >> _DUE_AT
-                    entries += (_ENTRY.pack(len(key), queue_id, receipt & _LOW_64, due_ms), key)
-                yield b"".join(entries), 0
+                pairs = zip(bucket.keys[at:behind], bucket.receipts[at:behind], strict=True)
+                entries = [
+                    _encoded(key, receipt)
+                    for key, receipt in pairs
+                    if _place(receipt) not in self._ended
+                ]
+                yield _PIECE.pack(bucket.from_ms, len(entries)) + b"".join(entries), 0
             start = 0
 
     def restore(self, content: bytes) -> None:
@@ -203,7 +298,34 @@ class SendDeduplication(SnapshotTable):
             size, queue_id, offset, due_ms = _ENTRY.unpack_from(content, at)
             at += _ENTRY.size
             key, at = content[at : at + size], at + size
-            self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset, from_ms)
+            fingerprint = timer = 0
+            if size >= 4 + _TAIL.size and key[-_TAIL.size] == _TAIL_MARK:
+                _, fingerprint, timer = _TAIL.unpack_from(key, size - _TAIL.size)
+                key = key[: -_TAIL.size]
+            self._enter(key, _packed(queue_id, offset, due_ms, fingerprint, timer), from_ms)
+
+
+def _packed(queue_id: int, offset: int, due_ms: int, fingerprint: int, timer: int) -> int:
+    return (
+        timer << _TIMER_AT
+        | fingerprint << _PRINT_AT
+        | due_ms << _DUE_AT
+        | queue_id << _QUEUE_AT
+        | offset
+    )
+
+
+def _encoded(key: bytes, receipt: int) -> bytes:
+    """An entry of a snapshot."""
+    queue_id, offset = receipt >> _QUEUE_AT & _LOW_32, receipt & _LOW_64
+    due_ms, fingerprint = receipt >> _DUE_AT & _LOW_64, receipt >> _PRINT_AT & _LOW_64
+    if fingerprint or receipt >> _TIMER_AT:
+        key += _TAIL.pack(_TAIL_MARK, fingerprint, receipt >> _TIMER_AT)
+    return _ENTRY.pack(len(key), queue_id, offset, due_ms) + key
+
+
+def _long_key(key: bytes, fingerprint: int) -> bytes:
+    return key + _PRINT_TAIL.pack(_TAIL_MARK, fingerprint)
 
 
 def key_of(topic_id: int, message_id: bytes) -> bytes:

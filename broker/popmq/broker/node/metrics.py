@@ -91,6 +91,7 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("sql_filters", len(broker.sql_filters))
     yield reading("sql_filters_compiled", broker.sql_filters.compiled)
     yield reading("duplicate_sends", broker.receipts.duplicates)
+    yield reading("message_id_collisions", broker.receipts.collisions)
     yield reading("dedup_ids", len(broker.receipts))
     yield reading("dedup_ids_pushed_out", broker.receipts.evicted)
     lites, requested = broker.registry.lites, broker.lites.subscriptions

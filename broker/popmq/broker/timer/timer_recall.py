@@ -21,6 +21,7 @@ from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, Unavailable
 from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.common.record.message import RecordKind, StoredMessage
+from popmq.common.record.send_fingerprint import fingerprint_of
 from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerToken
 from popmq.common.settings.settings import TimerSettings
 
@@ -93,10 +94,13 @@ class TimerRecall:
                 stored += [*self._replacing(timer), timer]
         return TimerMatches(stored, lookup.incomplete)
 
-    def _known(self, topic_id: int, message_id: str) -> tuple[list[StoredTimer], list[StoredTimer]]:
+    def _known(
+        self, topic_id: int, message_id: str, due_ms: int = 0
+    ) -> tuple[list[StoredTimer], list[StoredTimer]]:
         """Its timers that no rescheduling gave another time, and those of them that wait.
 
-        Refuses where one may wait that was not found: an answer speaks for all.
+        Several messages may have the id: those that were ever due at `due_ms` are meant, if there
+        are any.  Refuses where one may wait that was not found: an answer speaks for all.
         """
         stored, incomplete = self.find(topic_id, message_id)
         if incomplete:
@@ -111,7 +115,23 @@ class TimerRecall:
                 f"{self._departures.target}: try again"
             )
         timers = _not_replaced(stored)
-        return timers, [timer for timer in timers if self.is_pending(timer)]
+        timers = [timer for timer in timers if due_ms in _due_times(timer, stored)] or timers
+        pending = [timer for timer in timers if self.is_pending(timer)]
+        if len(pending) > 1:
+            self._check_one_message(message_id, pending)
+        return timers, pending
+
+    def _check_one_message(self, message_id: str, pending: list[StoredTimer]) -> None:
+        """A message that was sent again after `dedup.window_ms` has two timers."""
+        messages = [message for _, message in self._with_bodies(pending)]
+        if len({fingerprint_of(message.properties) for message in messages}) > 1:
+            times = ", ".join(str(timer.timer.due_ms) for timer in pending)
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"{len(pending)} messages of different clients or bodies have the id "
+                f"{message_id!r}, so none was changed: they are due at {times}, and a recall "
+                "handle names one of them by its time",
+            )
 
     def _replacing(self, stored: StoredTimer) -> list[StoredTimer]:
         """What took its place one after the other, newest first."""
@@ -121,9 +141,12 @@ class TimerRecall:
             stored = after
         return newer
 
-    def recall(self, topic_id: int, message_id: str) -> RecallResult:
-        """Cancel every pending timer of that message id. ColdRead, Refused: nothing was changed."""
-        timers, pending = self._known(topic_id, message_id)
+    def recall(self, topic_id: int, message_id: str, due_ms: int = 0) -> RecallResult:
+        """Cancel every pending timer of the message with that id, and due time if it is known.
+
+        ColdRead, Refused: nothing was changed.
+        """
+        timers, pending = self._known(topic_id, message_id, due_ms)
         self._check_room(len(pending))
         for timer, _, _ in pending:
             ending = FiringToken(
@@ -171,7 +194,9 @@ class TimerRecall:
             self._replaced[timer.identity] = StoredTimer(
                 new, message._replace(any_token=token), moved=False
             )
-            self._state.cancel(timer.due_ms, timer.identity, topic_id)
+            self._state.replace(
+                timer.due_ms, timer.identity, topic_id, new.identity, self._store.log_ms()
+            )
             self._state.stored(topic_id)
             self.rescheduled += 1
         return RecallResult.DONE, due_ms
@@ -254,6 +279,17 @@ def _not_replaced(timers: list[StoredTimer]) -> list[StoredTimer]:
         if isinstance(token, TimerToken) and token.replaces is not None
     }
     return [timer for timer in timers if timer.timer.identity not in replaced]
+
+
+def _due_times(timer: StoredTimer, stored: list[StoredTimer]) -> list[int]:
+    """Of the timer, and of those that it replaced one after the other."""
+    tokens = {item.timer.identity: item.message.any_token for item in stored}
+    times, token = [timer.timer.due_ms], timer.message.any_token
+    while isinstance(token, TimerToken) and token.replaces is not None:
+        due_ms, identity = token.replaces
+        times.append(due_ms)
+        token = tokens.get(identity)
+    return times
 
 
 def _delivery_time(due_ms: int) -> bytes:

@@ -184,7 +184,8 @@ class TimerService:
     def apply_stored(self, token: TimerToken, header: Header, tag_hash: int) -> None:
         """A record of the timer queue, in the order of the log."""
         if token.replaces is not None:
-            self.state.cancel(*token.replaces, token.topic_id)
+            identity, log_ms = header.position, header.log_ms
+            self.state.replace(*token.replaces, token.topic_id, identity, log_ms)
         if token.moved_from is None:
             self.state.stored(token.topic_id)
         elif token.late:

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 
 from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash, snapshot_pieces
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
@@ -63,7 +64,9 @@ class PendingTimersListener(Protocol):
 class TimerState(SnapshotTable):
     table_number = 6
 
-    def __init__(self) -> None:
+    def __init__(self, sends: SendDeduplication | None = None) -> None:
+        """`sends` forgets the sends of timers that will not be delivered."""
+        self._sends = sends
         self.cursor = (0, 0)  # due time and identity of the wheel's newest firing
         self.classified = 0  # records of the timer queue, from its first on
         self._judged_position = 0  # of the newest record of those
@@ -142,6 +145,8 @@ class TimerState(SnapshotTable):
 
     def ended(self, token: FiringToken) -> None:
         """A timer fired, or came to another end."""
+        if self._sends is not None and token.outcome is not TimerEnd.FIRED:
+            self._sends.forget_timer(token.identity)
         if token.outcome is TimerEnd.CANCELLED:
             self.cancel(token.due_ms, token.identity, token.topic_id)
             return
@@ -175,6 +180,12 @@ class TimerState(SnapshotTable):
         """It is another broker group's from now on (outgoing_timers.py)."""
         self.cancel(due_ms, identity, topic_id)
         self.cancelled[identity] |= _DEPARTED
+
+    def replace(self, due_ms: int, before: int, topic_id: int, identity: int, log_ms: int) -> None:
+        """Timer `identity` stands for the one `before`, of that due time, from now on."""
+        self.cancel(due_ms, before, topic_id)
+        if self._sends is not None:
+            self._sends.replace_timer(before, identity, log_ms)
 
     def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It was recalled, or another timer stands for it now."""

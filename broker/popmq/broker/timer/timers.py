@@ -1,6 +1,7 @@
 """Timers: wires the parts of the timer, orders their starts, and decides nothing."""
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.persistence.retention import EVERYTHING
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
@@ -28,6 +29,7 @@ class Timers:
         store: MessageStore,
         registry: Registry,
         lookup: Lookup,
+        sends: SendDeduplication,
         all_settings: Settings,
         disk: Disk,
         clock: Clock,
@@ -35,7 +37,7 @@ class Timers:
     ) -> None:
         settings, folder = all_settings.timer, all_settings.broker.data
         self._store = store
-        self.state = TimerState()
+        self.state = TimerState(sends)
         self.files = TimerFiles(
             disk, folder, settings, flusher, lambda error: store.on_failure(error)
         )

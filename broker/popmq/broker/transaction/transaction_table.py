@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.persistence.retention import LiveBody
 from popmq.common.record.transaction_token import HalfToken, TransactionEnd, TransactionEndToken
 
@@ -48,7 +49,9 @@ class HalfMessage(NamedTuple):
 class TransactionTable(SnapshotTable):
     table_number = 8
 
-    def __init__(self, check_interval_ms: int) -> None:
+    def __init__(self, check_interval_ms: int, sends: SendDeduplication | None = None) -> None:
+        """`sends` forgets the sends of half messages that will not be delivered."""
+        self._sends = sends
         # For checks that an older popmq wrote: their records do not name the interval.
         self._interval_ms = check_interval_ms
         self.pending: dict[int, HalfMessage] = {}
@@ -123,6 +126,8 @@ class TransactionTable(SnapshotTable):
             self._push(due_ms, half.offset)
             return
         del self.pending[token.half_offset]
+        if self._sends is not None and token.ending is not TransactionEnd.COMMITTED:
+            self._sends.forget_half(token.half_offset)
         self._remember(token.half_offset, token.ending, log_ms)
 
     def drop_topic(self, topic_id: int) -> None:

@@ -5,6 +5,7 @@ import struct
 from popmq.broker.log.commit_log import ScannedRecord
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.check_service import CheckService
 from popmq.broker.transaction.half_bodies import HalfBodies
@@ -18,10 +19,15 @@ from popmq.common.settings.send_settings import TransactionSettings
 
 class Transactions:
     def __init__(
-        self, store: MessageStore, registry: Registry, settings: TransactionSettings, broker: str
+        self,
+        store: MessageStore,
+        registry: Registry,
+        sends: SendDeduplication,
+        settings: TransactionSettings,
+        broker: str,
     ) -> None:
         self._store = store
-        self.table = TransactionTable(settings.check_interval_ms)
+        self.table = TransactionTable(settings.check_interval_ms, sends)
         self.halves = HalfService(store, registry, self.table, settings, broker)
         self.bodies = HalfBodies(store, self.table)
         self.checks = CheckService(store, registry, self.table, self.halves, settings)

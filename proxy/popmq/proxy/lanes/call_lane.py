@@ -85,12 +85,13 @@ class LaneGroup(Generic[K, R]):
 class SingleCall:
     """A call that is given by itself; implements LaneRun and LaneCalls."""
 
-    __slots__ = ("_call", "data", "peer")
+    __slots__ = ("_call", "client_id", "data", "peer")
 
     def __init__(self, rpc: Rpc) -> None:
         self._call = rpc.call
         self.data = rpc.data
         self.peer = rpc.call.peer
+        self.client_id = rpc.client_id
 
     def new_calls(self, now_ms: int) -> "SingleCall":
         return self

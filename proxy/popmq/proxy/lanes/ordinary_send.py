@@ -13,6 +13,7 @@ from hashlib import md5
 from typing import NamedTuple, TypeVar
 
 from popmq.common.record.message import tag_hash
+from popmq.common.record.send_fingerprint import fingerprint_field
 from popmq.common.settings.settings import MessageSettings
 from popmq.common.topics import MessageType, check_topic_name
 from popmq.common.varint import read_varint
@@ -73,10 +74,20 @@ class OrdinaryMessage(NamedTuple):
 
 
 def read_ordinary(
-    data: bytes, begin: int, end: int, limits: MessageSettings, peer: str, now_ms: int
+    data: bytes,
+    begin: int,
+    end: int,
+    limits: MessageSettings,
+    *,
+    sender: int,
+    peer: str,
+    now_ms: int,
 ) -> OrdinaryMessage | None:
-    """Of the SendMessageRequest data[begin:end]; `now_ms` is wall time, for a message without its
-    own.  IndexError, ValueError and PopmqError mean None too."""
+    """The message of the SendMessageRequest data[begin:end], if it is ordinary.
+
+    `sender` is the `sender_hash` of the client; `now_ms` is wall time, for a message without its
+    own.  IndexError, ValueError and PopmqError mean None too.
+    """
     size, start = read_varint(data, begin + 1)
     if data[begin] != _REQUEST or start + size != end:
         return None
@@ -110,7 +121,7 @@ def read_ordinary(
         return None
     head = data[start:system] + data[system_end:end]
     properties = data[system_start:system_end]
-    return _with_properties(topic, body, head, properties, peer, now_ms)
+    return _with_properties(topic, body, head, properties, sender, peer, now_ms)
 
 
 def _is_plain_user(data: bytes, at: int, end: int) -> bool:
@@ -135,7 +146,7 @@ def _is_good_name(raw: bytes) -> bool:
 
 
 def _with_properties(
-    topic: bytes, body: bytes, head: bytes, sent: bytes, peer: str, now_ms: int
+    topic: bytes, body: bytes, head: bytes, sent: bytes, sender: int, peer: str, now_ms: int
 ) -> OrdinaryMessage | None:
     fields = _said(sent)
     if fields is None:
@@ -152,10 +163,12 @@ def _with_properties(
     if tag_hash is None:
         tag_hash = _hash_of_tag(tag)
     kind = MessageType.FIFO if group else MessageType.NORMAL
-    checksum = hexlify(md5(body, usedforsecurity=False).digest()).upper()
-    properties = b"".join((sent, MD5_DIGEST, checksum))
+    digest = md5(body, usedforsecurity=False).digest()
+    checksum, print_field = hexlify(digest).upper(), fingerprint_field(sender, digest)
+    missing = b""
     if claimed != kind or there != _NOTHING_MISSING:
-        properties += _missing(claimed, kind, there, peer, now_ms)
+        missing = _missing(claimed, kind, there, peer, now_ms)
+    properties = b"".join((sent, MD5_DIGEST, checksum, missing, print_field))
     order = _group(group) if group else ""
     return _new(OrdinaryMessage, (name, kind, message_id, order, tag_hash, head, properties))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import PutResult, id_tail, plain_put_entry
+from popmq.common.record.send_fingerprint import sender_hash
 from popmq.common.settings.settings import MessageSettings
 from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.brokers.metadata_cache import MetadataCache
@@ -44,7 +45,10 @@ class SendLane(CallLane[bytes, PutResult]):
 
     def read(self, run: LaneRun, start: int, stop: int) -> tuple[Way, bytes, bytes] | None:
         now_ms = self._clock.wall_ms()
-        message = read_ordinary(run.data, start, stop, self._limits, run.peer, now_ms)
+        sender, peer = sender_hash(run.client_id), run.peer
+        message = read_ordinary(
+            run.data, start, stop, self._limits, sender=sender, peer=peer, now_ms=now_ms
+        )
         if message is None:
             return None
         name, kind, message_id, group, tag_hash, head, properties = message

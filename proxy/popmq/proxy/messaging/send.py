@@ -26,6 +26,7 @@ from popmq.common.protocol.messaging_payloads import (
 )
 from popmq.common.record.message import tag_hash
 from popmq.common.record.message_deadline import with_deadline
+from popmq.common.record.send_fingerprint import sender_hash
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.brokers.broker_ports import BrokerPorts
@@ -123,7 +124,7 @@ class SendMessage:
             batch.settle(0, result, broker)
             return
         brokers = tuple(self._brokers.names())
-        outcome = self._checked(0, sent[0], topic, brokers, rpc.call.peer)
+        outcome = self._checked(0, sent[0], topic, brokers, rpc)
         if isinstance(outcome, PopmqError):
             batch.settle(0, outcome)
         else:
@@ -144,8 +145,7 @@ class SendMessage:
         check_writable(topic)
         brokers = tuple(self._brokers.names())
         outcomes = [
-            self._checked(index, message, topic, brokers, rpc.call.peer)
-            for index, message in enumerate(sent)
+            self._checked(index, message, topic, brokers, rpc) for index, message in enumerate(sent)
         ]
         refused = [
             (i, outcome) for i, outcome in enumerate(outcomes) if isinstance(outcome, PopmqError)
@@ -172,10 +172,10 @@ class SendMessage:
         message: SentMessage,
         topic: TopicConfig,
         brokers: Sequence[str],
-        peer: str,
+        rpc: Rpc,
     ) -> _Placed | PopmqError:
         try:
-            return self._place(index, message, topic, brokers, peer)
+            return self._place(index, message, topic, brokers, rpc)
         except PopmqError as error:
             return error
 
@@ -185,7 +185,7 @@ class SendMessage:
         message: SentMessage,
         topic: TopicConfig,
         brokers: Sequence[str],
-        peer: str,
+        rpc: Rpc,
     ) -> _Placed:
         facts = message.facts()
         now_ms = self._clock.wall_ms()
@@ -193,7 +193,8 @@ class SendMessage:
         kind = check_type(facts, topic)
         delay = delay_of(facts, self._timer_limits, now_ms=now_ms)
         deadline_ms = deadline_of(facts, delay, now_ms=now_ms)
-        head, properties = message.slices(kind, peer=peer, now_ms=now_ms)
+        sender, peer = sender_hash(rpc.client_id), rpc.call.peer
+        head, properties = message.slices(kind, sender=sender, peer=peer, now_ms=now_ms)
         due_ms = delay.due_ms
         if deadline_ms:
             properties = with_deadline(properties, deadline_ms)
@@ -303,7 +304,7 @@ class SendMessage:
                     batch.sent[placed_message.number],
                     topic,
                     brokers,
-                    rpc.call.peer,
+                    rpc,
                 )
                 if isinstance(outcome, PopmqError):
                     batch.settle(placed_message.number, outcome)

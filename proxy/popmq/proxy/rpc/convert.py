@@ -19,6 +19,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import Delivery, PutResult
+from popmq.common.record.send_fingerprint import fingerprint_field
 from popmq.common.topics import GroupType, MessageType, Permission, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
@@ -218,15 +219,18 @@ class SentMessage(NamedTuple):
             priority=sent.priority,
         )
 
-    def slices(self, kind: MessageType, *, peer: str, now_ms: int) -> tuple[bytes, bytes]:
-        """`head` and `properties` as they are stored.
+    def slices(
+        self, kind: MessageType, *, sender: int, peer: str, now_ms: int
+    ) -> tuple[bytes, bytes]:
+        """`head` and `properties` as they are stored; `sender` is the `sender_hash` of the client.
 
         The digest is ours, over the body as sent: a client refuses a message without one, each
         understands another spelling of CRC32, and all know MD5 in upper case.
         """
         head, pieces = cut(self.request, _SYSTEM_PROPERTIES, self.start, self.end)
         sent = self.message.system_properties
-        checksum = md5(self.message.body, usedforsecurity=False).hexdigest().upper()
+        digest = md5(self.message.body, usedforsecurity=False).digest()
+        checksum = digest.hex().upper()
         content, has_digest = _stored_properties(sent, pieces, checksum)
         parts = [content]
         if not has_digest:
@@ -239,6 +243,7 @@ class SentMessage(NamedTuple):
             parts.append(chunk(_P.BORN_HOST_FIELD_NUMBER, peer.encode()))
         if not sent.HasField("born_timestamp"):
             parts.append(chunk(_P.BORN_TIMESTAMP_FIELD_NUMBER, timestamp(now_ms)))
+        parts.append(fingerprint_field(sender, digest))
         return head, b"".join(parts)
 
 

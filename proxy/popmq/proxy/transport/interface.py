@@ -141,6 +141,7 @@ class LaneRun(Protocol):
     """Calls that came together in what was read of a connection, which is `data`."""
 
     data: bytes
+    client_id: str  # of the call that is taken now
 
     @property
     def peer(self) -> str: ...

@@ -96,7 +96,17 @@ class Look:
 class Lanes:
     """Of one connection; implements `LaneRun`."""
 
-    __slots__ = ("_begun", "_look", "_methods", "_owner", "_used", "_widened", "data", "open")
+    __slots__ = (
+        "_begun",
+        "_look",
+        "_methods",
+        "_owner",
+        "_used",
+        "_widened",
+        "client_id",
+        "data",
+        "open",
+    )
 
     def __init__(self, owner: LaneOwner, methods: Mapping[str, Method]) -> None:
         self._owner = owner
@@ -106,6 +116,7 @@ class Lanes:
         # Of the run in progress: what was read, calls that have no DATA yet, by how much their
         # windows were widened, and lanes that took something.
         self.data = b""
+        self.client_id = ""
         self._begun: dict[int, Look] = {}
         self._widened: dict[int, int] = {}
         self._used: list[Lane] = []
@@ -165,6 +176,7 @@ class Lanes:
                     if _prefix_at(data, at + HEADER_BYTES) != (0, size - PREFIX_BYTES):
                         return
                     assert of.lane is not None
+                    self.client_id = of.client_id
                     calls = of.lane.take(self, start, stop, of.timeout_ms, now_ms)
                     if calls is None:
                         return
