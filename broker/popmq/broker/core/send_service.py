@@ -52,13 +52,15 @@ class SendService:
         put_one = self._put_lite if topic.kind.has_lite_topics else self._put_one
         stamp = self._store.stamp()  # of this step: they came in one frame
         kinds = tuple(int(kind) for kind in _ORDINARY if topic.type.accepts(kind))
-        topic_id, queues, is_new = topic.id, topic.queues, self._receipts.is_new
+        topic_id, queues, receipts = topic.id, topic.queues, self._receipts
+        known, prefix = receipts.known, key_of(topic_id, b"")
         largest = self._store.admission.largest_content
+        crowded = receipts.is_crowded
         copies: list[MessageCopy] = []
         keys: dict[bytes, int] = {}  # and fingerprints
         for entry in entries:
             kind, head, properties, tag_hash, queue_id, due_ms, message_id, _ = entry
-            key = key_of(topic_id, message_id.encode())
+            key = prefix + message_id.encode()
             if (
                 kind in kinds
                 and 0 <= queue_id < queues
@@ -66,7 +68,8 @@ class SendService:
                 and not due_ms
                 and len(head) + len(properties) <= largest
                 and key not in keys
-                and is_new(key)
+                and key not in known
+                and not crowded
             ):
                 copy = (topic_id, queue_id, tag_hash, b"", len(head), head + properties)
                 copies.append(_new(MessageCopy, copy))
@@ -79,6 +82,7 @@ class SendService:
                 results.append(put_one(topic, entry, stamp))
             except PopmqError as error:
                 results.append(PutResult(error.code, str(error)))
+            crowded = receipts.is_crowded
         if copies:
             results += self._put_all(topic, copies, keys, stamp)
         return results

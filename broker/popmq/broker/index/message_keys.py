@@ -27,8 +27,12 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
         while at < end:
             tag = properties[at]
             at += 1
-            if tag >= 0x80:
-                tag, at = read_varint(properties, at - 1)
+            if tag >= 0x80:  # of two bytes, mostly
+                more = properties[at]
+                if more < 0x80:
+                    tag, at = tag & 0x7F | more << 7, at + 1
+                else:
+                    tag, at = read_varint(properties, at - 1)
             wire_type = tag & 7
             if wire_type == _LEN:
                 size = properties[at]
@@ -54,7 +58,9 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
                 return []
     except (IndexError, ValueError):
         return []
-    return keys[:NAMES_LIMIT] if at == end else []
+    if at != end:
+        return []
+    return keys if len(keys) <= NAMES_LIMIT else keys[:NAMES_LIMIT]
 
 
 def name_hash(topic_id: int, kind: int, name: bytes) -> bytes:

@@ -12,7 +12,7 @@ that no more than another sixteenth is ever held.
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from popmq.broker.log.dispatch import PendingUnit
@@ -126,9 +126,15 @@ class SendDeduplication(SnapshotTable):
             receipt = _packed(queue_id, offset, due_ms, fingerprint, timer)
             self._enter(key_of(topic_id, message_id.encode()), receipt, log_ms)
 
-    def is_new(self, key: bytes) -> bool:
-        """Whether no message with that `key_of` is known."""
-        return key not in self._receipts and not self._long_keys
+    @property
+    def known(self) -> Container[bytes]:
+        """Each `key_of` of which a message is known, unless `is_crowded`."""
+        return self._receipts
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether messages share an id, so that `known` does not tell all."""
+        return self._long_keys > 0
 
     def knows(self, key: bytes, fingerprint: int) -> bool:
         """Whether `find` finds the message of that `key_of`."""
@@ -140,12 +146,27 @@ class SendDeduplication(SnapshotTable):
     def record_sends(
         self, keys: Iterable[tuple[bytes, int]], units: Iterable[PendingUnit], log_ms: int
     ) -> None:
-        """`record_send` of ordinary messages, by key and fingerprint, that became these units."""
-        if self._window_ms:
-            enter = self._enter
-            for (key, fingerprint), unit in zip(keys, units, strict=True):
-                place = unit.queue_id << _QUEUE_AT | unit.queue_offset
-                enter(key, fingerprint << _PRINT_AT | place, log_ms)
+        """`record_send` of ordinary messages, by key and fingerprint, that became these units.
+
+        None of the keys is `known`. Written out by hand: this runs for every message.
+        """
+        if not self._window_ms:
+            return
+        known, limit, full = self._receipts, self._limit, self._bucket_ids
+        for (key, fingerprint), unit in zip(keys, units, strict=True):
+            if log_ms >= self._until_ms or not self._buckets:
+                self._begin_bucket(log_ms)
+            _, bucket_keys, bucket_receipts = self._buckets[-1]
+            receipt = fingerprint << _PRINT_AT | unit[3] << _QUEUE_AT | unit[4]
+            bucket_keys.append(key)
+            bucket_receipts.append(receipt)
+            known[key] = receipt
+            self._entered += 1
+            if len(bucket_keys) >= full:
+                self._until_ms = 0  # it is full
+            if self._entered > limit:
+                self.evicted += 1
+                self._forget(1)
 
     def forget_timer(self, identity: int) -> None:
         """It was recalled, or lost: a message that is sent again is another one."""

@@ -20,7 +20,7 @@ _MARK = b"\xd9\x3e"
 _FIELD = struct.Struct("<2sQ")
 _WORD = struct.Struct("<Q")
 SIZE = _FIELD.size
-_pack, _unpack_from, _word_from = _FIELD.pack, _FIELD.unpack_from, _WORD.unpack_from
+_pack, _word_from = _FIELD.pack, _WORD.unpack_from
 
 
 @lru_cache(maxsize=4_096)
@@ -37,11 +37,8 @@ def fingerprint_field(sender: int, md5_digest: bytes) -> bytes:
 
 def fingerprint_of(properties: bytes) -> int:
     """0: the message has none."""
-    at = len(properties) - SIZE
-    if at < 0:
-        return 0
-    mark, fingerprint = _unpack_from(properties, at)
-    if mark == _MARK:
-        return int(fingerprint)
+    if properties[-10:-8] == _MARK:
+        fingerprint: int = _word_from(properties, len(properties) - 8)[0]
+        return fingerprint
     rest = without_deadline(properties)
     return fingerprint_of(rest) if len(rest) < len(properties) else 0

@@ -78,7 +78,6 @@ def read_ordinary(
     begin: int,
     end: int,
     limits: MessageSettings,
-    *,
     sender: int,
     peer: str,
     now_ms: int,

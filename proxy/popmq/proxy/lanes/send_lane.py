@@ -41,14 +41,15 @@ class SendLane(CallLane[bytes, PutResult]):
         self._routes = routes
         self._limits = limits
         self._clock = clock
+        self._client_id, self._sender = "", 0  # of the call before
         self._ways: dict[tuple[str, str], Way] = {}  # by topic and broker
 
     def read(self, run: LaneRun, start: int, stop: int) -> tuple[Way, bytes, bytes] | None:
         now_ms = self._clock.wall_ms()
-        sender, peer = sender_hash(run.client_id), run.peer
-        message = read_ordinary(
-            run.data, start, stop, self._limits, sender=sender, peer=peer, now_ms=now_ms
-        )
+        if run.client_id != self._client_id:
+            self._client_id, self._sender = run.client_id, sender_hash(run.client_id)
+        sender, peer = self._sender, run.peer
+        message = read_ordinary(run.data, start, stop, self._limits, sender, peer, now_ms)
         if message is None:
             return None
         name, kind, message_id, group, tag_hash, head, properties = message

@@ -141,6 +141,7 @@ class Lanes:
         begun, widened, used = self._begun, self._widened, self._used
         self.data, taken = data, 0
         look: Look | None = None
+        taker: Look | None = None
         try:
             while end - at >= HEADER_BYTES + 4:
                 high, low, kind, flags, stream_id = _frame_at(data, at)
@@ -175,8 +176,9 @@ class Lanes:
                     start = at + HEADER_BYTES + PREFIX_BYTES
                     if _prefix_at(data, at + HEADER_BYTES) != (0, size - PREFIX_BYTES):
                         return
+                    if of is not taker:
+                        taker, self.client_id = of, of.client_id
                     assert of.lane is not None
-                    self.client_id = of.client_id
                     calls = of.lane.take(self, start, stop, of.timeout_ms, now_ms)
                     if calls is None:
                         return
