@@ -17,6 +17,7 @@ ARG PIP_CERT=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 COPY . /src
 RUN bash /src/tools/image.sh python
+RUN bash /src/tools/image.sh compiler
 RUN bash /src/tools/image.sh user /
 RUN bash /src/tools/image.sh install /src /opt/popmq console,kubernetes
 RUN bash /src/tools/image.sh sbom /opt/popmq

@@ -14,7 +14,7 @@ IS_COMPILED = (
     "assert one.__file__.endswith('.so') and two.__file__.endswith('.so'), two.__file__"
 )
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S + TESTS_S)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(BUILD_S + TESTS_S)]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ settings of ours. Fields of custom resources and chart values have such names to
 import ast
 import io
 import re
+import runpy
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
@@ -251,6 +252,12 @@ def test_each_dotted_name_in_docstrings_comments_and_pages_exists() -> None:
 
 def test_each_setting_that_a_text_names_exists() -> None:
     assert [key for path in product_files() for key in wrong_settings(path)] == []
+
+
+def test_each_module_that_the_compiled_build_names_exists() -> None:
+    modules = runpy.run_path(str(ROOT / "hatch_build.py"))["HOT"]
+    rooms = {f"{path.parts[1]}/{path}": ROOT / path.parts[1] / path for path in map(Path, modules)}
+    assert [name for name, path in rooms.items() if not path.exists()] == []
 
 
 def test_no_module_begins_with_a_class_that_is_gone() -> None:

@@ -283,6 +283,21 @@ def is_group_owned(name: str) -> bool:
     return is_retry_topic(name) or is_parked_topic(name)
 
 
+def has_dead_letters(name: str) -> bool:
+    """Whether its messages are dead letters, or the retries of a group that reads dead letters."""
+    base = split_group_topic(name)[1] if is_group_owned(name) else name
+    return base.startswith(DLQ_PREFIX)
+
+
+def first_attempt(name: str, stored: int) -> int:
+    """The attempt that a message of that topic is first delivered as.
+
+    `stored` is the attempt of its record. It counts in topics of the group that reads it; in a
+    dead letter it is that of another group.
+    """
+    return stored if is_group_owned(name) else 1
+
+
 def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 

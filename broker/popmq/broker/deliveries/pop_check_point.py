@@ -117,7 +117,7 @@ class EndRecord(NamedTuple):
     epoch: int
     sequence: int
     members: int
-    counted: bool = True  # returned: as an attempt
+    counted: bool = True  # returned: as an attempt; not, of LOST: a dead letter stays where it is
 
     def encode(self) -> bytes:
         flags = 0 if self.counted else UNCOUNTED

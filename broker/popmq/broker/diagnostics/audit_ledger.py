@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass, field
 
 from popmq.broker.deliveries.ended_check_points import Key
-from popmq.broker.deliveries.pop_check_point import RECORD_SIZE, ReviveKind
+from popmq.broker.deliveries.pop_check_point import RECORD_SIZE, UNCOUNTED, ReviveKind
 from popmq.broker.deliveries.queue_progress import GroupQueue
 from popmq.common.record.message import EndedDelivery, RecordKind, RevivalToken
 
@@ -77,7 +77,7 @@ class AuditLedger:
                     # Its check point may stand in another queue, which is read later.
                     self._moved.append(((record[22], record[23]), record[18]))
             elif kind != ReviveKind.UNPARKED:
-                self._ended(key, bits, kind)
+                self._ended(key, bits, kind, kept=bool(record[14] & UNCOUNTED))
         return taken
 
     def reset(self, place: GroupQueue, position: int) -> None:
@@ -123,7 +123,8 @@ class AuditLedger:
         for key in [key for key, delivery in self.open.items() if delivery.place == place]:
             self._close(key, self.open[key], self.open[key].bits)
 
-    def _ended(self, key: Key, bits: int, kind: int) -> None:
+    def _ended(self, key: Key, bits: int, kind: int, *, kept: bool) -> None:
+        """`kept`, of LOST: a dead letter that stays where it is."""
         ended = self.open.get(key)
         if ended is None:
             return
@@ -131,6 +132,8 @@ class AuditLedger:
         ends = self.ends.setdefault(ended.place, DeliveryEndCounts())
         if kind == ReviveKind.ACK:
             ends.acked += bits.bit_count()
+        elif kind == ReviveKind.LOST and kept:
+            ends.dead += bits.bit_count()
         elif kind == ReviveKind.LOST:
             ends.lost += bits.bit_count()
         self._close(key, ended, bits)

@@ -12,6 +12,7 @@ from functools import partial
 from popmq.broker.deliveries.pop_check_point import (
     MEMBER_LIMIT,
     RECORD_SIZE,
+    UNCOUNTED,
     ReviveKind,
     UnparkAction,
 )
@@ -72,6 +73,7 @@ class DeliveryEnd:
     kind: int
     position: int
     wall_ms: int
+    kept: bool = False  # a dead letter, which stays where it is
 
     @property
     def name(self) -> str:
@@ -220,7 +222,8 @@ def _take(evidence: Evidence, place: GroupQueueOffset, data: bytes) -> None:
             if not _is_intact(data, number, record[6]):
                 evidence.complete = False
                 continue
-            evidence.delivery_ends[key] = DeliveryEnd(kind, record[6], record[8])
+            kept = kind == ReviveKind.LOST and bool(record[14] & UNCOUNTED)
+            evidence.delivery_ends[key] = DeliveryEnd(kind, record[6], record[8], kept)
 
 
 def _is_intact(data: bytes, number: int, position: int) -> bool:

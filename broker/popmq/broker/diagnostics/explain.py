@@ -209,7 +209,7 @@ class Explainer:
         place = copy.place(group)
         progress = self._progress(place)
         ended = progress.attempts.get(place.offset, 0) if isinstance(progress, FifoProgress) else 0
-        return copy.message.attempt + ended
+        return topics.first_attempt(copy.topic.name, copy.message.attempt) + ended
 
     def _at_place(
         self, copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence
@@ -240,6 +240,9 @@ class Explainer:
             ended_ms = ended.wall_ms if ended else 0
             text = f"acked as attempt {attempt}"
             return over(group, State.ACKED, ended_ms, attempt, text, proofs)
+        if ended is not None and ended.kept:
+            text = f"it failed as attempt {attempt}, and stays the dead letter that it is"
+            return over(group, State.DEAD_LETTERED, ended.wall_ms, attempt, text, proofs)
         if ended is not None and ended.kind == ReviveKind.LOST:
             text = "its body could not be read when it was to be revived"
             return over(group, State.LOST, ended.wall_ms, attempt, text, proofs)
@@ -350,7 +353,7 @@ class Explainer:
             or evidence.delivery_ends.get(last.key) not in back
         ):
             return None
-        attempt = copy.message.attempt + len(back)
+        attempt = topics.first_attempt(copy.topic.name, copy.message.attempt) + len(back)
         return self._not_taken(copy, group, attempt, 0, _handed_proofs(evidence))
 
     def _not_taken(

@@ -156,7 +156,8 @@ class ParkingService:
         stamp = self._store.stamp()
         log_ms = stamp.log_ms
         token = RevivalToken(False, None, topic.id, place[2], offset, log_ms)
-        attempt = message.attempt + progress.attempts.get(offset, 0)
+        attempt = topics.first_attempt(topic.name, message.attempt)
+        attempt += progress.attempts.get(offset, 0)
         at = self._copy(target, message, token, attempt, stamp)
         self._table.parking.park(place, target.id, key, origin=offset, offset=at, log_ms=log_ms)
         self.parked += 1

@@ -18,7 +18,7 @@ from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests, TopicNotFound
 from popmq.common.record.message import StoredMessage
-from popmq.common.topics import TopicConfig, group_of_pull_retry, pull_retry_topic
+from popmq.common.topics import TopicConfig, first_attempt, group_of_pull_retry, pull_retry_topic
 from popmq.common.wire import pull_pb2 as pb
 
 COLD_LIMIT = 1_024  # pulls that wait for the disk
@@ -197,7 +197,7 @@ class _Pull:
             low = high = result.next_offset
         reply = pb.PullReply(next_offset=result.next_offset, min_offset=low, max_offset=high)
         for offset, message in result.messages:
-            reply.messages.append(_pulled(offset, message))
+            reply.messages.append(_pulled(self._want.topic, offset, message))
         body = reply.SerializeToString()
         self._broker.buffer.when_confirmed(partial(self._request.on_reply, body))
 
@@ -260,7 +260,7 @@ def read_message(broker: Broker, request: Request) -> ResumableRead[bytes]:
         topic, message = broker.send_back.read(wanted.position)
         header = message.header
         reply = pb.ReadMessageReply(topic=topic.name, queue_id=header.queue_id)
-        reply.message.CopyFrom(_pulled(header.queue_offset, message))
+        reply.message.CopyFrom(_pulled(topic, header.queue_offset, message))
         return reply.SerializeToString()
 
     return read_now(read)
@@ -334,14 +334,14 @@ def _encode_members(found: MemberList) -> bytes:
     return reply.SerializeToString()
 
 
-def _pulled(offset: int, message: StoredMessage) -> pb.PulledMessage:
+def _pulled(topic: TopicConfig, offset: int, message: StoredMessage) -> pb.PulledMessage:
     return pb.PulledMessage(
         queue_offset=offset,
         stored_ms=message.header.wall_ms,
         head=message.head,
         properties=message.properties,
         position=message.header.position,
-        attempt=message.attempt,
+        attempt=first_attempt(topic.name, message.attempt),
     )
 
 

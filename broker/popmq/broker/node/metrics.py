@@ -125,6 +125,7 @@ def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("pop_revive_latency_seconds", overdue_ms / 1_000)
     yield reading("renewed_deliveries", revive.renewed)
     yield reading("send_to_dlq_messages", revive.dead_lettered)
+    yield reading("dead_letters_kept", revive.kept)
     yield reading("redriven_messages", broker.operations.redrives.redriven)
     yield reading("parked_messages", broker.fifo.parking.parked)
     yield reading("offset_resets", broker.operations.offset_reset.resets)

@@ -100,7 +100,10 @@ class SendBack:
         self._timers.put(target.id, 0, entry, due_ms, stamp)
 
     def dead_letter(self, group: SubscriptionGroup, returned: ReturnedMessage) -> None:
+        """One of a topic of dead letters stays where it is."""
         self._store.guard.check_write()
+        if topics.has_dead_letters(returned.topic.name):
+            return
         target = self._registry.internal_topic(topics.dlq_topic(group.name))
         stamp = self._store.stamp()
         # No check point: what has the epoch and the sequence 0 ends no delivery.

@@ -403,7 +403,9 @@ class PopService:
         """Members as their consumer sees them, with their handles; `attempts` counts those that
         ended where the message stands."""
         key = self._registry.signing_keys.newest
-        for attempt, some in _by_attempt(messages, attempts):
+        topic = self._registry.topic_by_id(check_point.topic_id)
+        counts = topic is not None and topics.is_group_owned(topic.name)
+        for attempt, some in _by_attempt(messages, attempts, counts=counts):
             signed = sign_check_point(
                 key.secret,
                 self._broker,
@@ -421,17 +423,20 @@ class PopService:
 
 
 def _by_attempt(
-    messages: list[tuple[int, DeliveryContent]], attempts: Mapping[int, int]
+    messages: list[tuple[int, DeliveryContent]], attempts: Mapping[int, int], *, counts: bool
 ) -> Iterator[tuple[int, list[tuple[int, DeliveryContent]]]]:
-    """Runs of messages that are delivered as the same attempt; nearly always one."""
-    first = messages[0][1].attempt
-    if not attempts and all([content.attempt == first for _, content in messages]):
+    """Runs of messages that are delivered as the same attempt; nearly always one.
+
+    `counts`: the attempts of their records count (`topics.first_attempt`).
+    """
+    first = messages[0][1].attempt if counts else 1
+    if not attempts and (not counts or all([item.attempt == first for _, item in messages])):
         yield first, messages
         return
 
     def attempt_of(message: tuple[int, DeliveryContent]) -> int:
         offset, content = message
-        return content.attempt + attempts.get(offset, 0)
+        return (content.attempt if counts else 1) + attempts.get(offset, 0)
 
     for attempt, run in groupby(messages, attempt_of):
         yield attempt, list(run)

@@ -43,6 +43,7 @@ class ReviveService:
         self.retried = 0
         self.returned = 0
         self.dead_lettered = 0
+        self.kept = 0  # dead letters that failed again
         self.lost = 0
         self._warming = False
 
@@ -161,10 +162,14 @@ class ReviveService:
         message: StoredMessage,
         reject: DeadReason | None = None,
     ) -> None:
-        attempt = message.attempt + self._table.attempts_before(ck, member)
+        attempt = topics.first_attempt(topic.name, message.attempt)
+        attempt += self._table.attempts_before(ck, member)
         dead = reject is not None or (attempt >= group.max_attempts and not ck.rolled_back)
         if ck.flags & FIFO and not dead:
             self._return(ck, member)
+            return
+        if dead and topics.has_dead_letters(topic.name):
+            self._keep(ck, member)
             return
         target = self._target(topic, group, dead=dead)
         # The first copy's place travels along, however often the message is revived.  Outside of
@@ -201,6 +206,12 @@ class ReviveService:
             self.dead_lettered += 1
         else:
             self.retried += 1
+
+    def _keep(self, ck: PopCheckPoint, member: int) -> None:
+        """A dead letter that fails stays where it is: letters of letters would have no end."""
+        self.kept += 1
+        kept = EndRecord(ReviveKind.LOST, *ck.key, 1 << member, counted=False)
+        put_revive(self._store, self._table, kept)
 
     def _return(self, ck: PopCheckPoint, member: int) -> None:
         """Order is kept in place: the message waits where it is for its next attempt."""

@@ -46,7 +46,23 @@ class TransactionHistory:
     checks: int = 0
     copies: int = 0  # in its topic
     letters: int = 0  # among the dead letters
+    # A resend behind a rollback, or behind the last check, begins another half message.
+    lives: int = 1  # at most
+    asked_about: str = ""  # transaction id of the newest check
+    former: set[str] = field(default_factory=set)  # transaction ids of those that are over
     events: list[str] = field(default_factory=list)
+
+    def begin_anew(self, transaction: str) -> None:
+        """The half message before it was rolled back or given up."""
+        self.former.add(self.known_id)
+        self.transaction, self.ended, self.asked_ms = transaction, "", 0
+        self.asked.clear()
+        self.events.append("begun anew")
+
+    @property
+    def known_id(self) -> str:
+        """Of the transaction, from an answer or a check."""
+        return self.transaction or self.asked_about
 
     @property
     def name(self) -> str:
@@ -135,10 +151,15 @@ class TransactionClients(Requests):
         self._tally.hit(States.CHECKED)
         self._tally.hit(States.CHECKED_AGAIN, int(story.checks > 1))
         self._tally.hit(States.CHECK_AFTER_LOST_BEGIN, int(not story.begun))
-        if story.ended:
+        if check.transaction_id in story.former:
+            return  # told before that one ended
+        if story.known_id not in ("", check.transaction_id):
+            if story.lives == 1:
+                self._complain(story, "I18 check", "is checked under another id")
+            story.begin_anew(check.transaction_id)
+        elif story.ended:
             self._complain(story, "I18 check", f"is checked after its {story.ended} was OK")
-        if story.transaction not in ("", check.transaction_id):
-            self._complain(story, "I18 check", "is checked under another id")
+        story.asked_about = check.transaction_id
         if self._rng.random() < self.knows and story.wanted != UNKNOWN:
             self._machine.later(lambda: self._end(story, story.wanted, check.transaction_id))
 
@@ -168,7 +189,7 @@ class TransactionClients(Requests):
             elif letters:
                 story.letters += 1
                 self._tally.hit(States.GIVEN_UP)
-                if story.ended:
+                if story.ended and story.lives == 1:
                     self._complain(story, "I18 once", f"is given up after its {story.ended}")
             else:
                 story.copies += 1
@@ -177,7 +198,7 @@ class TransactionClients(Requests):
                     self._complain(story, "I18 half", "is visible, and nobody committed it")
                 if story.ended == ROLLBACK:
                     self._complain(story, "I18 once", "is visible after its rollback was OK")
-            if story is not None and story.copies + story.letters > 1:
+            if story is not None and story.copies + story.letters > story.lives:
                 self._complain(story, "I18 once", "is there twice")
 
     def finish(self) -> None:
@@ -220,14 +241,21 @@ class TransactionClients(Requests):
                 self._tally.hit(States.BEGUN_AGAIN, int(bool(story.begun)))
                 self._tally.hit(States.BEGUN_LATE, int(story.lost and not story.begun))
                 story.begun = story.begun or self._oracle.at
-                if story.transaction not in ("", result.message):
-                    self._complain(story, "I17 stored-once", "has got another id")
-                story.transaction = result.message
+                if story.known_id in ("", result.message):
+                    story.transaction = result.message
+                elif result.message not in story.former:
+                    if story.lives == 1:
+                        self._complain(story, "I17 stored-once", "has got another id")
+                    self._tally.hit(States.BEGUN_ANEW)
+                    story.begin_anew(result.message)
 
         def lost() -> None:
             for story in batch:
                 story.lost = True
 
+        for story in batch:
+            may_be_over = ROLLBACK in story.asked or story.wanted == UNKNOWN or story.checks
+            story.lives += bool(story.transaction or story.checks) and bool(may_be_over)
         names = ",".join(str(history.number) for history in batch)
         body = hop.encode_put(PutRequest(TOPIC, [history.entry for history in batch]))
         self._ask(f"begin {names}", Kind.PUT, body, hear, lost=lost)
@@ -239,6 +267,8 @@ class TransactionClients(Requests):
         story.events.append(f"{self._oracle.at} {requested} asked")
 
         def hear(answer: bytes | PopmqError) -> None:
+            if transaction in story.former:
+                return
             if not isinstance(answer, PopmqError):
                 story.events.append(f"{self._oracle.at} {requested} OK")
                 self._tally.hit(States.ENDED_AGAIN, int(story.ended == requested))

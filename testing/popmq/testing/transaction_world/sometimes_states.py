@@ -14,6 +14,7 @@ class TransactionSometimes(Enum):
     CHECK_AFTER_LOST_BEGIN = "asked about one whose begin was never answered"
     BEGUN_AGAIN = "half message sent again"
     BEGUN_LATE = "begun by a resend, the first attempt was lost"
+    BEGUN_ANEW = "begun anew after its rollback, or after it was given up"
     ENDED_AGAIN = "repeated end was OK"
     END_REFUSED = "end refused, it came to another one"
     MOVED = "half message moved by retention"
