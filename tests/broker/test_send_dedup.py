@@ -344,21 +344,43 @@ def test_a_recall_that_a_start_reads_behind_its_snapshot_counts() -> None:
     assert results(core, delayed) != [first]
 
 
-def test_a_snapshot_does_not_bring_back_what_was_recalled_since_it_began() -> None:
+def test_a_snapshot_has_what_was_recalled_or_rescheduled_since_it_began() -> None:
+    """The log behind it says so again."""
     table = SendDeduplication(DedupSettings())
     for number in range(1, 1_200):
         result = PutResult(queue_offset=number, due_ms=9)
         table.record_send(7, f"m-{number}", result, 1, fingerprint=number, timer=number * 100)
+    table.forget_timer(109_900)  # before it begins
     pieces = table.begin_snapshot()
     first, _ = next(pieces)
-    table.forget_timer(110_000)
     other = SendDeduplication(DedupSettings())
+    table.forget_timer(110_000)
+    table.replace_timer(110_100, 500_000, 2)
     for content in (first, *(piece for piece, _ in pieces)):
         other.restore(content)
+    assert other.find(7, "m-1099", 1_099) is None
+    for number in (1_100, 1_101):
+        assert other.find(7, f"m-{number}", number) is not None
+    other.forget_timer(110_000)
+    other.replace_timer(110_100, 500_000, 2)
     assert other.find(7, "m-1100", 1_100) is None
     assert other.find(7, "m-1101", 1_101) is not None
-    other.forget_timer(110_100)
-    assert other.find(7, "m-1101", 1_101) is None
+    assert sorted(other.items()) == sorted(table.items())
+
+
+def test_what_ended_stays_out_of_a_snapshot_also_when_it_is_pushed_out_meanwhile() -> None:
+    table = SendDeduplication(DedupSettings(max_ids=1_600))
+    for number in range(1, 1_601):
+        result = PutResult(queue_offset=number, due_ms=9)
+        table.record_send(7, f"m-{number}", result, 1, timer=number * 100)
+    table.forget_timer(160_000)
+    pieces = table.begin_snapshot()
+    filled(table, 0, 3_000, 0)
+    other = SendDeduplication(DedupSettings(max_ids=1_600))
+    for content, _ in pieces:
+        other.restore(content)
+    assert other.find(7, "m-1599") is not None
+    assert other.find(7, "m-1600") is None
 
 
 def test_a_snapshot_of_an_older_popmq_is_read() -> None:

@@ -33,6 +33,7 @@ _TAIL_MARK = 0
 _PRINT_TAIL = struct.Struct(">BQ")  # of the key of a message with the id of another one
 # Bits of a packed receipt.
 _QUEUE_AT, _DUE_AT, _PRINT_AT, _TIMER_AT = 64, 96, 160, 224
+_VOID = -1  # in place of a receipt that counts no more
 _HALF = 1 << 31  # of the queue: the first send was a half message
 _LOW_32, _LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -76,7 +77,9 @@ class SendDeduplication(SnapshotTable):
         self._receipts: dict[bytes, int] = {}
         self._long_keys = 0
         self._places: dict[int, bytes] = {}  # key by `_place`
-        self._ended: set[int] = set()  # places of receipts in buckets that count no more
+        # Places of receipts in buckets that count no more, and how many ended before each.
+        self._ended: dict[int, int] = {}
+        self._endings = 0
         self._buckets: deque[_IdBucket] = deque()
         self._until_ms = 0  # from then on there is another bucket
         self._gone = 0  # of the oldest bucket
@@ -191,7 +194,8 @@ class SendDeduplication(SnapshotTable):
         if key is None or packed < 0 or _place(packed) != place:
             return None
         del self._receipts[key]
-        self._ended.add(place)  # its bucket has it still
+        self._ended[place] = self._endings  # its bucket has it still
+        self._endings += 1
         tail = _PRINT_TAIL.pack(_TAIL_MARK, packed >> _PRINT_AT & _LOW_64)
         if len(key) > len(tail) + 4 and key.endswith(tail):
             self._long_keys -= 1
@@ -279,8 +283,10 @@ class SendDeduplication(SnapshotTable):
                     del self._receipts[key]
                     self._long_keys -= 1
             if place := _place(receipt):
-                self._places.pop(place, None)
-                self._ended.discard(place)
+                if self._places.get(place) is not None:
+                    del self._places[place]
+                if self._ended.pop(place, None) is not None:
+                    receipts[at] = _VOID  # also for a snapshot that is being written
         forgotten, self._gone = end - self._gone, end
         self._entered -= forgotten
         if end == len(keys):
@@ -291,10 +297,13 @@ class SendDeduplication(SnapshotTable):
     # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        """Buckets only grow, so where each ends now is the state of now."""
-        return self._pieces([(bucket, len(bucket.keys)) for bucket in self._buckets], self._gone)
+        """Buckets only grow, so where each ends now is the state of now, but for what has ended."""
+        ends = [(bucket, len(bucket.keys)) for bucket in self._buckets]
+        return self._pieces(ends, self._gone, self._endings)
 
-    def _pieces(self, ends: list[tuple[_IdBucket, int]], start: int) -> Iterator[tuple[bytes, int]]:
+    def _pieces(
+        self, ends: list[tuple[_IdBucket, int]], start: int, endings: int
+    ) -> Iterator[tuple[bytes, int]]:
         for bucket, end in ends:
             for at in range(start, end, _PER_PIECE):
                 behind = min(at + _PER_PIECE, end)
@@ -302,7 +311,7 @@ class SendDeduplication(SnapshotTable):
                 entries = [
                     _encoded(key, receipt)
                     for key, receipt in pairs
-                    if _place(receipt) not in self._ended
+                    if receipt != _VOID and self._ended.get(_place(receipt), endings) >= endings
                 ]
                 yield _PIECE.pack(bucket.from_ms, len(entries)) + b"".join(entries), 0
             start = 0

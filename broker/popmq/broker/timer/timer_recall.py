@@ -190,13 +190,12 @@ class TimerRecall:
                 replaces=(timer.due_ms, timer.identity),
             )
             properties = message.properties + _delivery_time(due_ms)
-            new = self._queue.append(message.head, properties, due_ms, token)
+            stamp = self._store.stamp()
+            new = self._queue.append(message.head, properties, due_ms, token, stamp)
             self._replaced[timer.identity] = StoredTimer(
                 new, message._replace(any_token=token), moved=False
             )
-            self._state.replace(
-                timer.due_ms, timer.identity, topic_id, new.identity, self._store.log_ms()
-            )
+            self._state.replace(timer.due_ms, timer.identity, topic_id, new.identity, stamp.log_ms)
             self._state.stored(topic_id)
             self.rescheduled += 1
         return RecallResult.DONE, due_ms
