@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on loopback for tests: etcd, API server, controllers, fake nodes.
 
 The binaries come from KUBEBUILDER_ASSETS or the cache that `make kube-assets` fills; without them
-the tests are skipped with a reason (not in .ci/run, which sets POPMQ_KUBE_REQUIRED).  Everything
+the tests are skipped with a reason (not in .ci/run, which sets KUBE_REQUIRED).  Everything
 is in one temporary folder, on free ports, with random tokens, and is killed at the end.
 """
 
@@ -63,7 +63,7 @@ def find_assets(needed: Sequence[str] = NEEDED) -> Path:
         if all((place / name).exists() for name in needed):
             return place
     reason = "no Kubernetes control plane: make kube-assets builds one (needs Go)"
-    if os.environ.get("POPMQ_KUBE_REQUIRED"):
+    if os.environ.get("KUBE_REQUIRED"):
         pytest.fail(reason)
     pytest.skip(reason)
 
