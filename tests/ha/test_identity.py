@@ -3,9 +3,10 @@
 import random
 
 import pytest
+from crc32c import crc32c
 
-from popmq.broker.ha.checksummed_text import write_lines
 from popmq.broker.ha.identity import Identity, stored_cluster
+from popmq.common.disk import write_atomically
 from popmq.common.errors import ConfigError, StoreDamaged
 from popmq.common.settings.settings import ClusterSettings
 from popmq.testing.disk.lying_disk import LyingDisk
@@ -82,7 +83,8 @@ def test_a_copy_that_is_whole_stays_so() -> None:
 def test_a_damaged_identity_stops_the_start() -> None:
     disk = LyingDisk()
     identity(disk)
-    disk.open(PATH).write(b"X", 40)
+    for slot_at in (0, 4_096):
+        disk.open(PATH).write(b"X", slot_at + 40)
     with pytest.raises(StoreDamaged, match="data/identity is damaged"):
         identity(disk)
 
@@ -120,8 +122,8 @@ def test_a_store_that_another_cluster_took_over_is_its_own_from_then_on() -> Non
 def test_a_store_of_an_older_version_gets_the_name_of_its_next_start() -> None:
     disk = LyingDisk()
     store_id = "0123456789abcdef" * 2
-    lines = (("store_id", store_id), ("epoch", 7), ("copying", 0))
-    write_lines(disk, PATH, "identity", lines)
+    text = f"store_id {store_id}\nepoch 7\ncopying 0\n".encode()
+    write_atomically(disk, PATH, f"popmq identity 1 {crc32c(text):08x}\n".encode() + text)
     assert stored_cluster(disk, PATH) == ""
     adopted = identity(disk, cluster="bank")
     assert (adopted.store_id, adopted.epoch) == (store_id, 7)

@@ -7,22 +7,23 @@ the last one does: then the older one left nothing behind and its entry goes (R1
 
 from collections.abc import Sequence
 
-from popmq.broker.ha.checksummed_text import read_lines, write_lines
+from popmq.broker.ha.text_slots import TextSlots
 from popmq.common.disk import Disk
 from popmq.common.protocol.replication_payloads import EpochEntry
 
 FILE_NAME = "epochs"
 _KIND = "epochs"
+_SLOT_BYTES = 48 << 10  # a thousand entries of the largest numbers
 
 
 class EpochFile:
     """The entries in order; every change is on the disk when the method returns."""
 
     def __init__(self, disk: Disk, path: str, *, limit: int = 1_000) -> None:
-        self._disk = disk
-        self._path = path
+        self._file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
         self._limit = limit
-        lines = read_lines(disk, path, _KIND)
+        lines = self._file.read()
+        self._file.upgrade()
         self.is_new = lines is None
         self.entries = [EpochEntry(int(epoch), int(start)) for epoch, start in lines or ()]
 
@@ -67,7 +68,7 @@ class EpochFile:
     def _write(self, entries: list[EpochEntry]) -> None:
         if entries == self.entries and not self.is_new:
             return
-        write_lines(self._disk, self._path, _KIND, entries)
+        self._file.write(entries)
         self.entries = entries
         self.is_new = False
 

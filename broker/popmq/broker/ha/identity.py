@@ -10,7 +10,7 @@ not become part of another cluster without a word (docs/concepts/store.md).
 import logging
 import random
 
-from popmq.broker.ha.checksummed_text import read_lines, write_lines
+from popmq.broker.ha.text_slots import TextSlots
 from popmq.common.disk import Disk
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import ClusterSettings
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "identity"
 _KIND = "identity"
+_SLOT_BYTES = 4 << 10
 STORE_ID_BYTES = 16
 
 
@@ -32,14 +33,14 @@ class Identity:
         Raises ConfigError, with nothing changed, for a store of a cluster that is neither
         `cluster.name` nor `cluster.formerly`; one of the latter is renamed.
         """
-        self._disk = disk
         self._path = path
+        self._file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
         self._rng = rng
         self.cluster = cluster.name
         self.store_id = ""
         self.epoch = 0  # accepted
         self.copying = False  # the log is not whole yet: its records count for nothing
-        lines = read_lines(disk, path, _KIND)
+        lines = self._file.read()
         self.is_new = lines is None
         if lines is None:
             self.renew(copying=False)
@@ -50,6 +51,7 @@ class Identity:
         self.copying = fields["copying"] == "1"
         if (before := fields.get("cluster")) != cluster.name:
             self._rename(before, cluster)
+        self._file.upgrade()
 
     def accept(self, epoch: int) -> None:
         """Refuse everything older from now on, for ever."""
@@ -88,10 +90,11 @@ class Identity:
             ("copying", int(copying)),
             ("cluster", self.cluster),
         )
-        write_lines(self._disk, self._path, _KIND, lines)
+        self._file.write(lines)
         self.store_id, self.epoch, self.copying = store_id, epoch, copying
 
 
 def stored_cluster(disk: Disk, path: str) -> str:
     """The name in that file; empty when there is no file, or no name in it. Raises StoreDamaged."""
-    return dict(read_lines(disk, path, _KIND) or ()).get("cluster", "")
+    lines = TextSlots(disk, path, _KIND, _SLOT_BYTES).read()
+    return dict(lines or ()).get("cluster", "")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from popmq.broker.ha.checksummed_text import read_lines, write_lines
+from popmq.broker.ha.text_slots import TextSlots
 from popmq.broker.persistence.state_hashes import Compared
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "divergence"
 _KIND = "divergence"
+_SLOT_BYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class TablesCheck:
     def __init__(
         self, disk: Disk, path: str, epoch: Callable[[], int], *, copying: bool = False
     ) -> None:
-        self._disk = disk
         self._path = path
+        self._file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
         self._epoch = epoch
         self._equal = (0, 0)  # epoch, position of the newest comparison that was equal
         self._leads_in = 0  # the newest epoch in which this store was the master's
@@ -170,11 +171,12 @@ class TablesCheck:
 
     def _write(self) -> None:
         lines = [(name, f"{value:x}") for name, value in asdict(self.known).items()]
-        write_lines(self._disk, self._path, _KIND, lines)
+        self._file.write(lines)
 
     def _read(self) -> Divergence:
         try:
-            lines = read_lines(self._disk, self._path, _KIND)
+            lines = self._file.read()
+            self._file.upgrade()
         except StoreDamaged:
             logger.error("not readable, taken for absent", extra={"path": self._path})
             return Divergence()
