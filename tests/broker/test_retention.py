@@ -169,6 +169,18 @@ def test_the_log_can_be_bounded_in_bytes(tmp_path: Path) -> None:
     assert read == list(range(read[0], 300))
 
 
+def test_a_log_that_grows_fast_is_bounded_in_bytes_at_any_moment(tmp_path: Path) -> None:
+    """80 segments within eight seconds: the time alone is no reason to look."""
+    settings = replace(
+        SHORT, store=replace(SHORT.store, retention_hours=1000, retention_bytes=4 << 20)
+    )
+    core = on(tmp_path, settings)
+    core.topic("orders", queues=1)
+    for _ in range(40):
+        fill(core, 40, every_ms=5)
+        assert core.broker.store.end - log_files(tmp_path)[0] < 8 << 20
+
+
 @pytest.mark.more
 def test_a_day_of_retention_with_crashes_loses_no_live_message() -> None:
     """24 h under virtual time; every hour a message is taken and held for 10 h."""

@@ -82,7 +82,9 @@ class Retention:
         self._settings = settings
         self._flusher = flusher
         self._log_time = log_time
-        self._look_due_ms = 0
+        self._look_due_ms = self._slave_look_due_ms = 0
+        self._grown_to = (0, 0)  # segments that were begun, and snapshot, at the last look for size
+        self._followed_to = 0  # where the log of the master began at the last look
         # Queues learn in pieces where the log begins; then the second goes on.
         self._raising: tuple[Iterator[None], Callable[[], None]] | None = None
         self._pieces: Iterator[tuple[LiveBodies, Sequence[LiveBody]]] | None = None
@@ -122,7 +124,7 @@ class Retention:
                 return 0
             self._delete()
             return 1
-        if now_ms < self._look_due_ms:
+        if now_ms < self._look_due_ms and not self._has_grown(keep_from):
             return 0
         self._look_due_ms = now_ms + LOOK_MS
         cut = self._due(min([keep_from, *(live.keeps_from for live in self.live)]))
@@ -135,6 +137,14 @@ class Retention:
             self._pieces = self._all_pieces(cut, self.live)
 
         return self._raise_some(self._dispatch.log_starts_at(cut), raised)
+
+    def _has_grown(self, keep_from: int) -> bool:
+        """Whether the log is over `store.retention_bytes` with another segment or snapshot."""
+        grown_to = self._log.end // self._settings.segment_bytes, keep_from
+        if grown_to == self._grown_to:
+            return False
+        self._grown_to = grown_to
+        return 0 < self._settings.retention_bytes < self._log.end - self._log.start
 
     def _raise_some(self, queues: Iterator[None], then: Callable[[], None]) -> int:
         self._raising = (queues, then)
@@ -156,9 +166,9 @@ class Retention:
             return self._raise_some(*self._raising)
         if self._pieces is not None:
             return self._look_for_life(self._pieces)
-        if now_ms < self._look_due_ms:
+        if now_ms < self._slave_look_due_ms and starts_at == self._followed_to:
             return 0
-        self._look_due_ms = now_ms + LOOK_MS
+        self._slave_look_due_ms, self._followed_to = now_ms + LOOK_MS, starts_at
         bound = min(starts_at, keep_from)
         ends = [end for _, end in self._log.closed_segments() if end <= bound]
         if not ends:
