@@ -67,6 +67,15 @@ def test_a_promoted_slave_knows_what_was_sent_and_what_was_recalled(pair: Pair) 
     assert send(promoted, "gone", due_ms, topic="later") != gone
 
 
+def test_a_change_that_is_repeated_at_the_promoted_slave_gets_the_same_handle(pair: Pair) -> None:
+    fill(pair.master, 2)
+    held = pair.master.receive("orders", "g", limit=2)
+    changed = [pair.master.change("orders", "g", item.handle, 60_000) for item in held]
+    promoted = pair.fail_over()
+    assert [promoted.change("orders", "g", item.handle, 60_000) for item in held] == changed
+    assert {result.code for result in promoted.ack("orders", "g", *changed)} == {Code.OK}
+
+
 def test_a_slave_forgets_ended_check_points_after_ten_minutes(pair: Pair) -> None:
     pair.master.group("b", check_points=CheckPoints.BUFFERED)
     fill(pair.master, 10)

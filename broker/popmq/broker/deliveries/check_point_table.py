@@ -47,6 +47,11 @@ class DeliveryStatus(Enum):
     UNKNOWN = "unknown"
 
 
+def _taken_over(ck: PopCheckPoint) -> tuple[int, int]:
+    """Of a check point that a change made (`ChangeRecord.check_point`)."""
+    return ck.next_offset, ck.start_offset
+
+
 class CheckPointTable(SnapshotTable):
     table_number = 2
 
@@ -58,6 +63,8 @@ class CheckPointTable(SnapshotTable):
         """`on_unblocked` hears that messages of a FIFO group (topic, group, queue) may be
         available again."""
         self._live: dict[Key, PopCheckPoint] = {}
+        # Those that changes made, by the sequence that each took over and its message's offset.
+        self._changed: dict[tuple[int, int], PopCheckPoint] = {}
         self._progress: dict[GroupQueue, QueueProgress] = {}
         self.due_times = ReviveBuckets(revive_step_ms)
         self.outcomes = EndedCheckPoints()
@@ -292,6 +299,20 @@ class CheckPointTable(SnapshotTable):
             after = []
         return [*(self._live[key] for key in roots), *after]
 
+    def successor(
+        self, place: GroupQueue, epoch: int, sequence: int, offset: int
+    ) -> PopCheckPoint | None:
+        """What a change made of that delivery, if its handle was not used yet."""
+        ck = self._changed.get((sequence, offset))
+        if ck is None or ck.place != place or ck.epoch < epoch or not ck.waiting:
+            return None
+        return ck
+
+    def _leave(self, ck: PopCheckPoint) -> None:
+        del self._live[ck.key]
+        if ck.first_check_point is not None and self._changed.get(_taken_over(ck)) is ck:
+            del self._changed[_taken_over(ck)]
+
     def drop_topic(self, topic_id: int) -> None:
         self.parked.drop(lambda key: topic_id in (key.topic_id, key.parking_id))
         self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
@@ -331,6 +352,8 @@ class CheckPointTable(SnapshotTable):
     def restored(self) -> None:
         if self._restorer is not None:
             self._live, self._progress, self.in_flight = self._restorer.finish()
+            changed = [ck for ck in self._live.values() if ck.first_check_point is not None]
+            self._changed = {_taken_over(ck): ck for ck in changed}
             self._restorer = None
             for ck in self._live.values():
                 if ck.waiting:  # else it is there for those that changes made of it
@@ -405,6 +428,7 @@ class CheckPointTable(SnapshotTable):
             self.due_times.remove(old)
         ck.first_check_point = old.first_check_point or old
         self._live[ck.key] = ck
+        self._changed[_taken_over(ck)] = ck
         self.due_times.add(ck)
         if old.first_check_point is not None:
             self._forget(old, log_ms)
@@ -470,7 +494,7 @@ class CheckPointTable(SnapshotTable):
         progress.committed = max(progress.committed, to)
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
-        del self._live[ck.key]
+        self._leave(ck)
         self.receives.remove(ck)
         if not ck.buffered:
             self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.superseded))
@@ -483,7 +507,7 @@ class CheckPointTable(SnapshotTable):
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             if self._saving is not None:
                 self._saving.keep(ck)
-            del self._live[ck.key]
+            self._leave(ck)
             self.receives.remove(ck)
             self.due_times.remove(ck)
         for place in [place for place in self._progress if of_progress(place)]:

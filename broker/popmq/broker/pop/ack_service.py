@@ -105,11 +105,20 @@ class AckService:
         """Make the message visible `invisible_ms` from now; returns the handle that replaces
         this one.  A push consumer's duration is raised to the group's back-off for the
         attempt, because the Node client sends 0 for every failure.
+
+        A repeated request gets the same handle, until that handle is used.
         """
         table = self._buffer.table
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = table.find(receipt.epoch, receipt.sequence)
+        if fate is DeliveryStatus.MOVED:
+            # The reply to the first request may have been lost: say it again.
+            place = receipt.group_id, receipt.topic_id, receipt.queue_id
+            offset = receipt.queue_offset
+            after = table.successor(place, receipt.epoch, receipt.sequence, offset)
+            if after is not None:
+                return self._handle_of(receipt, after.key)
         if fate is not DeliveryStatus.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
@@ -136,6 +145,10 @@ class AckService:
         )
         put_revive(self._store, table, record)
         self.changed += 1
+        return self._handle_of(receipt, (record.epoch, record.sequence))
+
+    def _handle_of(self, receipt: ReceiptHandle, key: tuple[int, int]) -> bytes:
+        """The handle of the delivery that stands for the one of `receipt`."""
         new = ReceiptHandle(
             receipt.broker,
             receipt.topic_id,
@@ -143,12 +156,11 @@ class AckService:
             receipt.queue_id,
             receipt.queue_offset,
             receipt.attempt,
-            record.epoch,
-            record.sequence,
+            *key,
             0,
         )
-        key = self._registry.signing_keys.newest
-        return new.encode(key.secret, key.id)
+        signing_key = self._registry.signing_keys.newest
+        return new.encode(signing_key.secret, signing_key.id)
 
     def _fate(self, receipt: ReceiptHandle) -> DeliveryStatus:
         fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
