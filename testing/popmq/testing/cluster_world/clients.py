@@ -326,11 +326,20 @@ class ClusterClients:
                         "I6 live-handle", f"{delivery_name(held)}: change refused in time"
                     )
                 return
+            after = held.successor
+            if after is not None and after.handle == answer:
+                return  # repeated, and nothing was changed
+            if held.superseded == 2:
+                who = delivery_name(held)
+                oracle.report_violation("I6 stale-handle", f"{who}: changed to two handles")
+            repeated = held.superseded == 1  # the first one may count, whose answer was lost
             held.superseded = 2
             new = DeliveryHistory(
                 reader, held.message, held.attempt, answer, log_ms, invisible_ms, oracle.at
             )
             new.epoch = self.epoch
+            new.superseded = int(repeated)
+            held.successor = new
             if held.history.given.get(held.attempt) is held:
                 held.history.given[held.attempt] = new
             self.held.append(new)

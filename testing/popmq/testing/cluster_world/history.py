@@ -103,6 +103,7 @@ class DeliveryHistory:
     in_doubt: bool = False  # a new master does not renew it
     got_ms: int = 0  # true time
     epoch: int = 0  # of the newest master when it was heard
+    successor: "DeliveryHistory | None" = None  # what a change made of it
 
     @property
     def history(self) -> GroupMessageHistory:

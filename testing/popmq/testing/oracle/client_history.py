@@ -120,6 +120,7 @@ class Held:
     rejected: bool = False
     push: bool = False
     renewed_by: str = ""  # the client that keeps it by being alive
+    successor: "Held | None" = None  # what a change made of it
 
     @property
     def life(self) -> MessageHistory:

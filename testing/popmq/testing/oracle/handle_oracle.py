@@ -131,18 +131,27 @@ class HandleOracle:
     def changed(
         self, held: Held, handle: bytes, invisible_ms: int, asked: ReceiveCall, why: str
     ) -> Held:
-        """A change was OK; `asked` has the times at which it was asked for."""
+        """A change was OK; `asked` has the times at which it was asked for.
+
+        A repeated one gets the handle of the first again, and changes nothing.
+        """
         life = held.life
         life.events.append(f"{self.at} t={self.now_ms} change {held.attempt} {invisible_ms} OK")
+        after = held.successor
+        if after is not None and after.handle == handle:
+            return after
         if why and held.reader.alive and not self.log_lost:
             self.report_violation(
                 "I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life
             )
         self.unanswered.recorded(asked.asked_log_ms)
+        repeated = held.superseded == 1  # the first one may count, whose answer was lost
         held.superseded = 2
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
         new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)
         new.chain, new.push = held.chain, held.push
+        new.superseded = int(repeated)
+        held.successor = new
         new.process, new.recorded = self.process, True
         if life.held is held:
             life.held = new
