@@ -107,7 +107,7 @@ def _wait_for_replies(world: ClusterWorld) -> None:
     """Slow links take hundreds of milliseconds."""
     end_ms = world.time.now_ms + _REPLY_MS
     world.go(60)
-    while world.clients.open and world.time.now_ms < end_ms:
+    while world.clients.open and world.time.now_ms < end_ms and not world.oracle.violations:
         world.go(60)
 
 

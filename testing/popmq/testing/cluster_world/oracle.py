@@ -54,7 +54,7 @@ class ClusterOracle:
     def took_over(self, forward_ms: int, *, blind: bool = False) -> None:
         """A master begins: by so much its wall clock was set forward before its process began, and
         log time may jump. `blind`: it started a moment ago and knows of nothing that is confirmed,
-        so every answer is in doubt."""
+        or of what its disk says, so every answer is in doubt."""
         for reader in self.readers:
             if reader.renewed:
                 _doubt(reader, 0 if blind else self.answered_ms - UNANSWERED_MS - LOOK_MS)

@@ -80,6 +80,7 @@ class ClusterWorld:
         self._offsets_due_ms = 0
         self._struck = (0, 0)  # epoch and version of the last proposal that was looked at
         self._led: set[tuple[str, int]] = set()
+        self._led_last = ("", 0)  # the newest master, and which of its lives
         self._counted_ms: dict[str, int] = {}  # by which log time may have jumped
 
     def trace_line(self, line: str) -> None:
@@ -186,7 +187,11 @@ class ClusterWorld:
         if led not in self._led:
             self._led.add(led)
             self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
-            blind = not node.leadership.side.sync.confirmed
+            # A master that died and is back knows what its disk says: how much was confirmed when
+            # that was written last. A slave heard it from the master.
+            led_before, self._led_last = self._led_last, (broker.name, broker.host.life)
+            is_back = led_before[0] == broker.name and led_before[1] != broker.host.life
+            blind = is_back or not node.leadership.side.sync.confirmed
             forward_ms = broker.forward_ms - self._counted_ms.get(broker.name, 0)
             self._counted_ms[broker.name] = broker.forward_ms
             self.oracle.took_over(forward_ms, blind=blind)
