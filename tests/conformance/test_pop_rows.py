@@ -343,11 +343,12 @@ def test_a_change_with_a_made_up_handle_is_refused_and_changes_nothing(core: Cor
 def test_changing_twice_with_one_handle_leaves_one_delivery(core: CoreBroker) -> None:
     core.send("orders", b"one")
     (delivery,) = core.receive("orders", "g")
-    core.change("orders", "g", delivery.handle, 1_000)
-    with pytest.raises(PopmqError, match="superseded"):
-        core.change("orders", "g", delivery.handle, 1_000)
+    new = core.change("orders", "g", delivery.handle, 1_000)
+    assert core.change("orders", "g", delivery.handle, 1_000) == new
     core.advance(1_100)
     assert len(core.receive("orders", "g")) == 1
+    with pytest.raises(PopmqError, match="superseded"):
+        core.change("orders", "g", delivery.handle, 1_000)
     core.advance(10_000)
     assert core.receive("orders", "g") == []
 
