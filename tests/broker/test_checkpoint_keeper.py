@@ -8,6 +8,7 @@ from broker.index_pieces import index_files
 
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler, IndexPieces
+from popmq.common.disk import SyncFailed
 from popmq.common.step_loop import InlineFlusher
 from popmq.testing.disk.lying_disk import LyingDisk
 
@@ -22,7 +23,7 @@ class Segment:
     def sync(self) -> None:
         self.syncs += 1
         if self.number:
-            raise OSError(self.number, os.strerror(self.number))
+            raise SyncFailed(self.number, os.strerror(self.number))
 
 
 def keeper_of(disk: LyingDisk, failures: list[BaseException]) -> CheckpointScheduler:

@@ -190,6 +190,12 @@ class GroupClient:
         groups = pb.ListReplicasReply.FromString(reply).groups
         return groups[0] if groups else pb.GroupState()
 
+    async def hand_over(self) -> None:
+        """Another broker leads when this returns; PopmqError when none could."""
+        request = pb.FailoverRequest(group=GROUP).SerializeToString()
+        await call(self._controller, Kind.FAILOVER, request, 5_000)
+        self._master = ""
+
     async def role_of(self, address: str) -> DescribeRoleReply:
         # A proxy may not ask for it: a controller does.
         hello = replace(self._hello, role=HelloRole.CONTROLLER)

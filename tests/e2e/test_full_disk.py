@@ -5,7 +5,6 @@ The disk is a tmpfs of its own, so this needs the right to mount: it is skipped 
 
 import asyncio
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -13,12 +12,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from e2e import processes
+from e2e.small_disks import filled_up, mount, small_disk
 from programs import run_program
 
 from popmq.common.errors import Code, PopmqError
@@ -35,7 +35,6 @@ from popmq.common.protocol.messaging_payloads import (
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
 
-HOW = "run as root: sudo .venv/bin/python -m pytest -m heavy tests/e2e/test_full_disk.py"
 TOPIC = "full-disk"
 GROUP = "full-disk-group"
 QUEUES = 8
@@ -58,18 +57,8 @@ REASON = re.compile(r"store\.disk_stop_percent|next segment")
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 200 MB."""
-    if os.geteuid() != 0:
-        pytest.skip(f"mounting a small disk needs root; {HOW}")
-    if shutil.which("mount") is None:
-        pytest.skip(f"there is no mount command; on Linux, {HOW}")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if complaint := mount(folder, "size=200m"):
-        pytest.skip(f"mount is not allowed here ({complaint}); outside of a container, {HOW}")
-    try:
+    with small_disk(tmp_path / "disk", "size=200m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=30)
 
 
 @pytest.mark.heavy
@@ -277,26 +266,3 @@ class Run:
             yield port
         finally:
             await port.close()
-
-
-@contextmanager
-def filled_up(folder: Path) -> Iterator[None]:
-    """Not a byte of the disk is free."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4_096))
-    try:
-        yield
-    finally:
-        filler.unlink()
-
-
-def mount(folder: Path, options: str) -> str:
-    """Mount a tmpfs, or change a mounted one; returns what went wrong."""
-    done = run_program(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
-        stdin=subprocess.DEVNULL,
-        timeout=30,
-    )
-    return done.stderr.strip() if done.returncode != 0 else ""

@@ -10,8 +10,8 @@ import mmap
 import os
 import resource
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 
@@ -37,7 +37,7 @@ class DiskFile(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """fdatasync: what was written is on the disk when this returns."""
+        """fdatasync: what was written is on the disk when this returns; else SyncFailed."""
         ...
 
     def close(self) -> None: ...
@@ -66,7 +66,7 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def names(self, folder: str) -> list[str]:
-        """Sorted names in the folder; empty when there is none."""
+        """Sorted names in the folder; empty when the folder is not there."""
         ...
 
     def make_folder(self, path: str) -> None:
@@ -128,6 +128,29 @@ class DescriptorReserve:
 
 RESERVE = DescriptorReserve(32)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_SHORTAGES = (errno.ENOSPC, errno.EDQUOT, *NO_DESCRIPTORS)
+
+
+class SyncFailed(OSError):
+    """A sync returned an error: which of the bytes are on the disk, nobody can say."""
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether the machine has no room, or no descriptor, for an operation now: nothing was lost,
+    and the operation can be tried again."""
+    if not isinstance(error, OSError) or isinstance(error, SyncFailed):
+        return False
+    return error.errno in _SHORTAGES
+
+
+@contextmanager
+def suppress_shortage() -> Iterator[None]:
+    """For work that is tried again, or can be left out: an `is_shortage` ends it."""
+    try:
+        yield
+    except OSError as error:
+        if not is_shortage(error):
+            raise
 
 
 def descriptor_limit() -> int:
@@ -224,7 +247,7 @@ class RealFile:
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        _fsync(os.fdatasync, self._fd)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -244,9 +267,13 @@ class RealDisk:
 
     def names(self, folder: str) -> list[str]:
         try:
-            return sorted(os.listdir(folder))
+            fd = open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
 
     def make_folder(self, path: str) -> None:
         for folder in self.add_folder(path):
@@ -272,7 +299,7 @@ class RealDisk:
     def sync_folder(self, path: str) -> None:
         fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(fd)
+            _fsync(os.fsync, fd)
         finally:
             os.close(fd)
 
@@ -285,6 +312,13 @@ class RealDisk:
     def open_limit(self) -> int:
         share = descriptor_limit() // QUEUE_FILES_SHARE
         return max(LEAST_QUEUE_FILES, min(share, MOST_QUEUE_FILES))
+
+
+def _fsync(fsync: Callable[[int], None], fd: int) -> None:
+    try:
+        fsync(fd)
+    except OSError as error:
+        raise SyncFailed(*error.args) from error
 
 
 def _scratch() -> bytearray:

@@ -20,10 +20,10 @@ class EpochFile:
     """The entries in order; every change is on the disk when the method returns."""
 
     def __init__(self, disk: Disk, path: str, *, limit: int = 1_000) -> None:
-        self._file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
+        self.file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
         self._limit = limit
-        lines = self._file.read()
-        self._file.upgrade()
+        lines = self.file.read()
+        self.file.upgrade()
         self.is_new = lines is None
         self.entries = [EpochEntry(int(epoch), int(start)) for epoch, start in lines or ()]
 
@@ -68,7 +68,7 @@ class EpochFile:
     def _write(self, entries: list[EpochEntry]) -> None:
         if entries == self.entries and not self.is_new:
             return
-        self._file.write(entries)
+        self.file.write(entries)
         self.entries = entries
         self.is_new = False
 

@@ -34,13 +34,13 @@ class Identity:
         `cluster.name` nor `cluster.formerly`; one of the latter is renamed.
         """
         self._path = path
-        self._file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
+        self.file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
         self._rng = rng
         self.cluster = cluster.name
         self.store_id = ""
         self.epoch = 0  # accepted
         self.copying = False  # the log is not whole yet: its records count for nothing
-        lines = self._file.read()
+        lines = self.file.read()
         self.is_new = lines is None
         if lines is None:
             self.renew(copying=False)
@@ -51,7 +51,7 @@ class Identity:
         self.copying = fields["copying"] == "1"
         if (before := fields.get("cluster")) != cluster.name:
             self._rename(before, cluster)
-        self._file.upgrade()
+        self.file.upgrade()
 
     def accept(self, epoch: int) -> None:
         """Refuse everything older from now on, for ever."""
@@ -90,7 +90,7 @@ class Identity:
             ("copying", int(copying)),
             ("cluster", self.cluster),
         )
-        self._file.write(lines)
+        self.file.write(lines)
         self.store_id, self.epoch, self.copying = store_id, epoch, copying
 
 

@@ -6,6 +6,7 @@ A reply that belongs to an older session is dropped, whatever it says (R10).
 import logging
 from collections.abc import Callable
 
+from popmq.common.disk import is_shortage
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, Port
 
@@ -75,6 +76,10 @@ class MasterSession:
             try:
                 on_reply(reply)
             except PopmqError as error:  # it cannot be read
+                self.fail(f"{kind.name}: {error}")
+            except OSError as error:
+                if not is_shortage(error):
+                    raise
                 self.fail(f"{kind.name}: {error}")
 
         number = self._port.request(kind, body, timeout_ms, answered)

@@ -19,6 +19,7 @@ from popmq.broker.ha.master_session import MasterSession
 from popmq.broker.ha.snapshot_download import SnapshotDownload
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.slave_store import SlaveStore
+from popmq.common.disk import is_shortage
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import replication_payloads as replication
 from popmq.common.protocol.messaging_payloads import Kind, Port
@@ -133,8 +134,9 @@ class ReplicationClient:
         if self.phase is not Phase.FOLLOWING:
             return 0
         if self._identity.copying and not self._slave.apply.rebuilding:
+            if not self._wrote(self._identity.copied):
+                return 0
             logger.info("the copy is whole", extra={"position": self._slave.applied})
-            self._identity.copied()
         self._fetch()
         self._ack()
         self._broker.copying.look(self._store.end, self.master_end, now_ms)
@@ -152,6 +154,18 @@ class ReplicationClient:
         """Another order came: nothing that is on its way counts any more."""
         self.phase = Phase.ENDED
         self._link.end()
+
+    def _wrote(self, write: Callable[[], None]) -> bool:
+        """Whether a small file was written; if not, for want of room or descriptors, this session
+        is over and the next one tries again."""
+        try:
+            write()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._link.fail(str(error))
+            return False
+        return True
 
     # -- the handshake
 
@@ -179,6 +193,8 @@ class ReplicationClient:
             self._link.fail(f"the master speaks of epoch {reply.epoch}")
             return
         self.master_end = reply.end
+        if not self._wrote(lambda: self._epochs.cut_suffix(self._store.end)):  # after a cut
+            return
         try:
             point = self._point(reply)
         except RebuildRequired as reason:
@@ -239,9 +255,11 @@ class ReplicationClient:
 
         def done() -> None:
             self.cutting = False
-            self._epochs.cut_suffix(point)
-            if self.phase is Phase.CUTTING:
-                self._agreed(reply)
+            goes_on = self.phase is Phase.CUTTING
+            if goes_on:
+                self.phase = Phase.SHAKING
+            if self._wrote(lambda: self._epochs.cut_suffix(point)) and goes_on:
+                self._wrote(lambda: self._agreed(reply))
 
         self._slave.truncate(point, done)
 

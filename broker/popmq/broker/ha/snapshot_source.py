@@ -1,8 +1,8 @@
 """SnapshotSource: the newest finished snapshot, for a slave that has to begin with one."""
 
 from popmq.broker.persistence.snapshot import snapshot_names
-from popmq.common.disk import Disk
-from popmq.common.errors import Code, Refused
+from popmq.common.disk import Disk, is_shortage
+from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import OnReply
 from popmq.common.step_loop import Flusher
 
@@ -16,7 +16,16 @@ class SnapshotSource:
         self._readers = readers
 
     def newest(self) -> tuple[int, int]:
-        """Position and bytes of the newest; (0, 0) when there is none."""
+        """Position and bytes of the newest; (0, 0) when there is none. Unavailable while it
+        cannot be opened."""
+        try:
+            return self._newest()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            raise Unavailable(f"the snapshots of {self._folder} cannot be read: {error}") from error
+
+    def _newest(self) -> tuple[int, int]:
         names = snapshot_names(self._disk, self._folder)
         if not names:
             return 0, 0

@@ -55,7 +55,7 @@ class TablesCheck:
         self, disk: Disk, path: str, epoch: Callable[[], int], *, copying: bool = False
     ) -> None:
         self._path = path
-        self._file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
+        self.file = TextSlots(disk, path, _KIND, _SLOT_BYTES)
         self._epoch = epoch
         self._equal = (0, 0)  # epoch, position of the newest comparison that was equal
         self._leads_in = 0  # the newest epoch in which this store was the master's
@@ -139,16 +139,18 @@ class TablesCheck:
 
     def begin_rebuild(self, *, because_of_tables: bool) -> None:
         """The store is about to be removed. Until `wiped` a crash may leave it as it is."""
+        self._write(replace(self.known, rebuild_begun=int(because_of_tables)))
         self._equal = (0, 0)
-        self.known = replace(self.known, rebuild_begun=int(because_of_tables))
-        self._write()
+
+    def keep_store(self) -> None:
+        """The rebuild that was about to begin does not begin now."""
+        self.known = replace(self.known, rebuild_begun=0)
 
     def wiped(self) -> None:
         """The store's files are gone; it is not removed again for the same reason."""
         known = self.known
         rebuilt_at = known.differs_at if known.rebuild_begun else known.rebuilt_at
-        self.known = Divergence(rebuilt_at=rebuilt_at)
-        self._write()
+        self._write(Divergence(rebuilt_at=rebuilt_at))
 
     def leads(self) -> None:
         """In this epoch the others are compared with this store. What is known of it stays: the
@@ -165,18 +167,18 @@ class TablesCheck:
             return
         self.known = known
         try:
-            self._write()
+            self._write(known)
         except OSError as error:  # a restart then knows less: it compares again
             logger.error("not written", extra={"path": self._path, "reason": str(error)})
 
-    def _write(self) -> None:
-        lines = [(name, f"{value:x}") for name, value in asdict(self.known).items()]
-        self._file.write(lines)
+    def _write(self, known: Divergence) -> None:
+        self.file.write([(name, f"{value:x}") for name, value in asdict(known).items()])
+        self.known = known
 
     def _read(self) -> Divergence:
         try:
-            lines = self._file.read()
-            self._file.upgrade()
+            lines = self.file.read()
+            self.file.upgrade()
         except StoreDamaged:
             logger.error("not readable, taken for absent", extra={"path": self._path})
             return Divergence()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from crc32c import crc32c
 
-from popmq.common.disk import Disk, write_atomically
+from popmq.common.disk import Disk, DiskFile, write_atomically
 from popmq.common.errors import StoreDamaged
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class TextSlots:
         self._order = (0, 1)  # the slot that may be lost is written first
         self._has_slots = False
         self._old: bytes | None = None  # text of an older popmq
+        self._file: DiskFile | None = None
 
     def read(self) -> list[list[str]] | None:
         """The fields of each line; None when there is no file. StoreDamaged for anything else."""
@@ -61,22 +62,31 @@ class TextSlots:
             self._make(slot)
             return
         first, second = self._order
-        file = self._disk.open(self._path)
+        file = self._file = self._file or self._disk.open(self._path)
+        file.write(slot, first * self._slot_bytes)
+        file.sync()
+        self._counter += 1
         try:
-            file.write(slot, first * self._slot_bytes)
+            file.write(slot, second * self._slot_bytes)
             file.sync()
-            self._counter += 1
-            try:
-                file.write(slot, second * self._slot_bytes)
-                file.sync()
-            except OSError as error:  # one slot is enough, and the next change mends the other
-                self._order = (second, first)
-                logger.error("half written", extra={"path": self._path, "reason": str(error)})
-        finally:
+        except OSError as error:  # one slot is enough, and the next change mends the other
+            self._order = (second, first)
+            logger.error("half written", extra={"path": self._path, "reason": str(error)})
+
+    def open(self) -> None:
+        """Keep the file open for the next change, which then needs no descriptor."""
+        if self._has_slots and self._file is None:
+            self._file = self._disk.open(self._path)
+
+    def close(self) -> None:
+        """The next change opens the file again."""
+        file, self._file = self._file, None
+        if file is not None:
             file.close()
 
     def _make(self, slot: bytes) -> None:
         """All blocks are written once, so that they are there when the disk is full."""
+        self.close()
         write_atomically(self._disk, self._path, 2 * slot.ljust(self._slot_bytes, b"\0"))
         self._counter += 1
         self._has_slots, self._old = True, None

@@ -22,7 +22,8 @@ from popmq.broker.handlers.request import (
     refuse,
 )
 from popmq.broker.handlers.request_runner import RequestRunner
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.disk import is_shortage
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.topics import Durability, MessageType
@@ -49,6 +50,11 @@ class BrokerServer:
             self._refuse(Refused(Code.BAD_REQUEST, f"the request is no {kind.name}"), on_reply)
         except PopmqError as error:
             self._refuse(error, on_reply)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            shortage = TooManyRequests(f"{self._broker.settings.broker.data}: {error}; try again")
+            self._refuse(shortage, on_reply)
         return self._number
 
     def _refuse(self, error: PopmqError, on_reply: OnReply) -> None:

@@ -180,8 +180,7 @@ class CommitLog:
 
     def restart_at(self, start: int) -> None:
         """The first segment of an empty log begins at `start`. On the flusher, after `ends_at`."""
-        for file in reversed(self._files.take_all()):
-            file.delete()
+        self._files.delete_all()
         self._files.segment_for_write(start)
 
     def reserve(self, position: int, segments: int) -> None:

@@ -5,12 +5,11 @@ that were allocated ahead, so that a full cluster can be drained.  When even tho
 used up, everything that writes is refused; nothing is ever lost by a write that did not fit.
 """
 
-import errno
 import logging
 from collections.abc import Callable
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.common.disk import NO_DESCRIPTORS, Disk
+from popmq.common.disk import Disk, is_shortage
 from popmq.common.errors import TooManyRequests
 from popmq.common.settings.settings import StoreSettings
 from popmq.common.step_loop import Flusher
@@ -18,8 +17,6 @@ from popmq.common.step_loop import Flusher
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 1_000
-# Without descriptors no segment can be made either, and that passes too.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, *NO_DESCRIPTORS)
 # Left over for records that nobody asked for: revivals, epochs, topics.
 _MARGIN_BYTES = 256 << 10
 
@@ -142,7 +139,7 @@ class DiskGuard:
     def _reserved(self, error: BaseException | None) -> None:
         self._reserving = False
         was_full = self.full
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if is_shortage(error):
             self._cannot_reserve = True
         elif error is not None:
             self._on_failure(error)

@@ -17,7 +17,7 @@ from popmq.broker.log.open_files import OpenFiles
 from popmq.broker.log.queue_unit import FindUnit
 from popmq.broker.log.segment_file import SegmentFile, Syncable
 from popmq.broker.log.snapshot_table import Row, SnapshotTable, snapshot_pieces
-from popmq.common.disk import Disk
+from popmq.common.disk import Disk, suppress_shortage
 from popmq.common.errors import StoreDamaged, TopicNotFound
 from popmq.common.step_loop import Flusher
 
@@ -74,6 +74,10 @@ class Dispatch(SnapshotTable):
         self._waiting: deque[PendingUnit] = deque()
         self._long_tails: dict[ConsumeQueue, None] = {}
         self._dirty: dict[ConsumeQueue, None] = {}
+        # Of queues that could not be opened for want of descriptors, in log order; and queues
+        # that were opened later than their records were confirmed.
+        self._held_back: dict[tuple[int, int], list[PendingUnit]] = {}
+        self._opened_late: dict[tuple[int, int], ConsumeQueue] = {}
         self.position = 0
 
     def add_topic(self, topic_id: int, folder: str, unit_size: int) -> None:
@@ -88,9 +92,10 @@ class Dispatch(SnapshotTable):
         topic = self._topics.pop(topic_id, None)
         if topic is None:
             return
-        for name in self._disk.names(topic.folder):
-            if name.isdigit():
-                self.queue(topic_id, int(name), topic)
+        with suppress_shortage():  # then files of queues that nobody used are left
+            for name in self._disk.names(topic.folder):
+                if name.isdigit():
+                    self.queue(topic_id, int(name), topic)
         files: list[SegmentFile] = []
         for key in [key for key in self._queues if key[0] == topic_id]:
             gone = self._queues.pop(key)
@@ -126,6 +131,10 @@ class Dispatch(SnapshotTable):
         )
         new_queue.load(trusted_position=self._trusted_position, log_start=self.log_start)
         self._queues[(topic_id, queue_id)] = new_queue
+        if held_back := self._held_back.pop((topic_id, queue_id), None):
+            for queued in held_back:
+                self._append(new_queue, queued)
+            self._opened_late[topic_id, queue_id] = new_queue
         return new_queue
 
     def next_offset(self, topic_id: int, queue_id: int) -> int:
@@ -145,8 +154,13 @@ class Dispatch(SnapshotTable):
         self._next_offset.update(following)
 
     def advance(self, confirmed: int) -> set[tuple[int, int]]:
-        """Enter every waiting record that ends at or below `confirmed`; which queues grew."""
+        """Enter every waiting record that ends at or below `confirmed`; which queues grew.
+
+        Those of a queue that cannot be opened for want of descriptors wait: `is_behind`.
+        """
         grown: dict[tuple[int, int], ConsumeQueue] = {}
+        if self.is_behind:
+            self._enter_held_back(grown)
         waiting = self._waiting
         while waiting and waiting[0].end <= confirmed:
             queued = waiting.popleft()
@@ -155,7 +169,11 @@ class Dispatch(SnapshotTable):
             if queue is None:
                 if topic_id not in self._topics:
                     continue
-                queue = grown[topic_id, queue_id] = self.queue(topic_id, queue_id)
+                queue = self._queue_unless_short(topic_id, queue_id)
+                if queue is None:
+                    self._held_back.setdefault((topic_id, queue_id), []).append(queued)
+                    continue
+                grown[topic_id, queue_id] = queue
             if queue_offset == queue.count and position >= self._trusted_position:
                 queue.append(unit, position)  # as `_append`, for all that is stored
             else:
@@ -163,8 +181,30 @@ class Dispatch(SnapshotTable):
         for queue in grown.values():
             if queue.unwritten_bytes >= _SPILL_BYTES:
                 self._long_tails[queue] = None
-        self.position = max(self.position, confirmed)
+        entered = min([confirmed, *(units[0].position for units in self._held_back.values())])
+        self.position = max(self.position, entered)
         return set(grown)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `advance` has to be called again, although nothing more is confirmed."""
+        return bool(self._held_back or self._opened_late)
+
+    def _enter_held_back(self, grown: dict[tuple[int, int], ConsumeQueue]) -> None:
+        for topic_id, queue_id in list(self._held_back):
+            if topic_id in self._topics:
+                with suppress_shortage():
+                    self.queue(topic_id, queue_id)  # which enters them
+            else:
+                del self._held_back[topic_id, queue_id]
+        grown.update(self._opened_late)
+        self._opened_late.clear()
+
+    def _queue_unless_short(self, topic_id: int, queue_id: int) -> ConsumeQueue | None:
+        if (topic_id, queue_id) not in self._held_back:
+            with suppress_shortage():
+                return self.queue(topic_id, queue_id)
+        return None
 
     def append_unit(self, queued: PendingUnit) -> None:
         """Put one record's unit at its offset; a queue that already has it is left alone."""

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from popmq.broker.log.commit_log import CommitLog, FlushBatch
 from popmq.broker.log.store_metrics import StoreMetrics
 from popmq.common.clock import Clock
+from popmq.common.disk import is_shortage
 from popmq.common.step_loop import Flusher
 
 logger = logging.getLogger(__name__)
 
 SLOW_FLUSH_MS = 1_000
+RETRY_MS = 1_000
 
 
 class GroupCommit:
@@ -60,6 +62,9 @@ class GroupCommit:
         self._records = 0  # of all batches, that in flight included
         self._batch_records = 0
         self._cut: tuple[int, int, Callable[[], None]] | None = None
+        # What the machine was short of something for, and when it is tried again.
+        self._unwritten: FlushBatch | None = None
+        self._again_ms = 0
         self.durable = 0
         self.confirmed = 0
         self.failed = False
@@ -104,6 +109,16 @@ class GroupCommit:
         if not self._flushing:
             self._hand_over()
 
+    def step(self) -> None:
+        """Try again a batch, or a cut, for which the machine was short of something."""
+        if self.failed or self._clock.boot_ms() < self._again_ms:
+            return
+        if self._unwritten is not None:
+            batch, self._unwritten = self._unwritten, None
+            self._write(batch)
+        elif self._cut is not None and not self._flushing:
+            self._hand_over()
+
     def fail(self, error: BaseException) -> None:
         """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
         dropped.  The process ends."""
@@ -128,11 +143,18 @@ class GroupCommit:
         records = self.metrics.records
         self._batch_records, self._records = records - self._records, records
         self._on_batch()
+        self._write(batch)
+
+    def _write(self, batch: FlushBatch) -> None:
         self._flusher.submit(
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
         )
 
     def _flushed(self, batch: FlushBatch, error: BaseException | None) -> None:
+        if is_shortage(error):
+            self._unwritten = batch
+            self._try_later(error)
+            return
         if error is not None:
             self.fail(error)
         if self.failed:
@@ -142,6 +164,10 @@ class GroupCommit:
         self.durable = batch.end
         self._hand_over()
         self._on_durable(batch.end)
+
+    def _try_later(self, error: BaseException | None) -> None:
+        logger.warning("log not written, tried again", extra={"reason": str(error)})
+        self._again_ms = self._clock.boot_ms() + RETRY_MS
 
     @property
     def flusher(self) -> Flusher:
@@ -156,6 +182,10 @@ class GroupCommit:
         self._flushing = True
 
         def finished(error: BaseException | None) -> None:
+            if is_shortage(error):
+                self._flushing = False
+                self._try_later(error)
+                return
             if error is not None:
                 self.fail(error)
             if self.failed:

@@ -5,10 +5,10 @@ would stop the event loop in the middle of an instruction (D3).  A file is named
 20-digit position of its first byte, so a folder listing is the index.
 """
 
-import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count, pairwise
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from popmq.common.disk import (
     Disk,
     DiskFile,
     is_allocated,
+    is_shortage,
     read_or_cold,
     skip_unwritten,
     view_or_cold,
@@ -81,11 +82,24 @@ class SegmentFile:
         self._file.write_all(parts, position - self.start)
 
     def truncate(self, position: int, *, preallocate: bool) -> None:
-        """Drop all bytes from `position`, on the disk too: what was cut reads as zeros."""
-        self._file.truncate(position - self.start)
+        """Drop all bytes from `position`, on the disk too: what was cut reads as zeros.
+
+        With `preallocate` the file keeps its blocks: on a full disk others would take them.
+        """
         if preallocate:
-            self._file.allocate(self.size)
+            self._write_zeros(position)
+        else:
+            self._file.truncate(position - self.start)
         self._file.sync()
+
+    def _write_zeros(self, position: int) -> None:
+        end = self.start + self.bytes_present()
+        at: int | None = position
+        while at is not None and at < end and (at := self.written_from(at)) is not None:
+            data = self.read(at, min(_PIECE_BYTES, end - at))
+            if data.count(0) < len(data):
+                self.write(at, [bytes(len(data))])
+            at += max(1, len(data))
 
     def sync(self) -> None:
         self._file.sync()
@@ -99,8 +113,8 @@ class SegmentFile:
         if not self._removed:
             self._disk.remove(self.path)
             self._removed = True
+            self.close()
         self._disk.sync_folder(self.path.rpartition("/")[0])
-        self.close()
 
 
 class OpenSegment(Protocol):
@@ -196,6 +210,8 @@ class SegmentFiles:
         unless `names_later`."""
         segment = self.at(position)
         if segment is not None:
+            if self._unnamed and not self._names_later:
+                self.sync_names()
             return segment
         if not self._files:
             self._name_later(self._disk.add_folder(self._folder))
@@ -210,7 +226,8 @@ class SegmentFiles:
                 try:
                     new_segment.preallocate()
                 except OSError:
-                    self._files.pop(start).delete()
+                    with suppress(OSError):  # then its name may come back, which a start can mend
+                        self._files.pop(start).delete()
                     raise
                 new_segment.sync()
             self._name_later([self._folder])
@@ -248,7 +265,8 @@ class SegmentFiles:
         if beyond:
             self._disk.sync_folder(self._folder)
         for start in beyond:
-            self._files.pop(start).delete()
+            self._files[start].delete()
+            del self._files[start]
         kept = self.at(position)
         if kept is not None:
             kept.truncate(position, preallocate=self._preallocate)
@@ -270,8 +288,7 @@ class SegmentFiles:
                     break
                 except OSError as error:
                     last = self.last
-                    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                    if not full or last is None or last.start <= position:
+                    if not is_shortage(error) or last is None or last.start <= position:
                         raise
                     self._files.pop(last.start).delete()
         if lacking:
@@ -307,6 +324,12 @@ class SegmentFiles:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def delete_all(self) -> None:
+        """From the end, so that no gap is left where that fails; it can be tried again."""
+        for start in sorted(self._files, reverse=True):
+            self._files[start].delete()
+            del self._files[start]
 
     def take_all(self) -> list[SegmentFile]:
         """Forget every segment; the caller deletes the files."""

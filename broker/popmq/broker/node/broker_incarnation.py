@@ -5,6 +5,7 @@ A deposed master and a store that is rebuilt begin again from the disk; what the
 threads still do is waited for, and what they say is not heard any more.
 """
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +14,13 @@ from popmq.broker.core.broker import Broker
 from popmq.broker.ha.flusher_group import FlusherGroup
 from popmq.broker.store.message_store import ReplicaListener, StoreThreads
 from popmq.common.clock import Clock, LogClock
-from popmq.common.disk import Disk
+from popmq.common.disk import Disk, is_shortage
 from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS = 1_000
 
 
 class BrokerIncarnation:
@@ -43,6 +48,8 @@ class BrokerIncarnation:
         self._log_clock = LogClock(clock)  # what was heard of log time holds for the next broker
         self.changing = False
         self.broker: Broker
+        self._again: Callable[[], None] | None = None  # what met a shortage, and from when on
+        self._again_ms = 0
 
     def begin(self) -> Broker:
         """A broker that was not started yet."""
@@ -69,7 +76,8 @@ class BrokerIncarnation:
         return self.broker
 
     def end(self, then: Callable[[], None]) -> None:
-        """Begin nothing more; `then` once nothing goes on and the files are closed."""
+        """Begin nothing more; `then` once nothing goes on and the files are closed. `then` is
+        called again while the machine has no room or descriptors for it."""
         self.changing = True
 
         def ended() -> None:
@@ -77,10 +85,23 @@ class BrokerIncarnation:
                 self.broker.release_files()
                 then()
             except Exception as error:
+                if is_shortage(error):
+                    logger.warning("not begun, tried again", extra={"reason": str(error)})
+                    self.changing = True
+                    self._again, self._again_ms = then, self._clock.boot_ms() + RETRY_MS
+                    return
                 # Without a broker nothing is served: the process ends, its next start says why.
                 self._threads.on_failure(error)
 
         self._own.stop(ended)
+
+    def step(self) -> None:
+        """Between two brokers: try again what met a shortage."""
+        if self._again is not None and self._clock.boot_ms() >= self._again_ms:
+            then, self._again = self._again, None
+            if self._own.is_stopped:
+                self._own = FlusherGroup()
+            self.end(then)
 
     def release_files(self) -> None:
         if hasattr(self, "broker") and not self.changing:

@@ -8,6 +8,7 @@ without replicas is its own master and needs no orders.
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -21,8 +22,9 @@ from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.initial_epochs import begin_alone, begin_epochs
 from popmq.broker.ha.role import BrokerRole, GroupView, RoleOrder, newest, order
 from popmq.broker.ha.status import BrokerStatus, described, registration
+from popmq.broker.ha.text_slots import TextSlots
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere
+from popmq.broker.node.broker_incarnation import RETRY_MS, BrokerIncarnation, nowhere
 from popmq.broker.node.gate import Gate
 from popmq.broker.node.master_role import MasterRole
 from popmq.broker.node.meta_follower import MetaFollower
@@ -32,7 +34,7 @@ from popmq.broker.persistence.state_hashes import Compared
 from popmq.broker.persistence.wipe import wipe
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
-from popmq.common.disk import Disk
+from popmq.common.disk import Disk, is_shortage
 from popmq.common.errors import Code, NotMaster, Refused
 from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
@@ -82,6 +84,8 @@ class BrokerNode:
         self._on_failure = threads.on_failure
         self._on_demoted = on_demoted or (lambda: None)
         self._postponed: GroupRecord | None = None
+        self._log_due_ms = 0
+        self._short_until_ms = 0  # nothing that writes a small file is tried before
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
         self._life = BrokerIncarnation(
             settings,
@@ -151,6 +155,8 @@ class BrokerNode:
         )
         if not self.solo:
             self._open_slave()
+            for file in self._text_files:
+                file.open()
             return
         broker = self._life.begin()
         broker.start()
@@ -160,11 +166,23 @@ class BrokerNode:
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
         self.controllers.step()
+        try:
+            return self._step()
+        except OSError as error:
+            # A queue could not be opened: what reads from the disk is ready to try again.
+            if not is_shortage(error):
+                raise
+            self._log_shortage(error)
+            return 0
+
+    def _step(self) -> int:
         if self._server is not None:
             return self.broker.step() + self.meta.step(self.broker) + self.mover.step(self.broker)
         if self.changing:
+            self._life.step()
             return 0
-        if self._postponed is not None and not self.following.is_cutting:
+        may_try = self.now_ms() >= self._short_until_ms
+        if self._postponed is not None and may_try and not self.following.is_cutting:
             record, self._postponed = self._postponed, None
             self.on_record(record)
             return 1
@@ -174,9 +192,10 @@ class BrokerNode:
                 done += self.meta.step(self.broker) + self.mover.step(self.broker)
             return done
         if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
-            self._begin_to_lead(self._named_by)
-            return 1
-        return self._step_slave() + self._rebuild_if_allowed()
+            if may_try:
+                self._unless_short(partial(self._begin_to_lead, self._named_by))
+            return int(may_try)
+        return self._step_slave() + (self._rebuild_if_allowed() if may_try else 0)
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle."""
@@ -193,12 +212,23 @@ class BrokerNode:
         whole = not self.changing and not self.identity.copying and store.durable == store.end
         if whole and (store.slave is not None or store.confirmed == store.end):
             self.broker.close()
+            for file in self._text_files:
+                file.close()
         else:
             self.release_files()
 
     def release_files(self) -> None:
         """Close every file without a word; after a crash in tests, or a failed start."""
         self._life.release_files()
+        for file in self._text_files:
+            file.close()
+
+    @property
+    def _text_files(self) -> Sequence[TextSlots]:
+        """Those that a change of roles writes, as far as a start came."""
+        if not hasattr(self, "following"):
+            return ()
+        return self.identity.file, self.epochs.file, self.following.tables.file
 
     @property
     def is_serving(self) -> bool:
@@ -248,6 +278,11 @@ class BrokerNode:
                 self._postponed = record
             return
         record = newest(record, self.record)
+        if not self._unless_short(partial(self._obey, record)):
+            self._postponed = record
+
+    def _obey(self, record: GroupRecord) -> None:
+        """What is written for an order is written first: an OSError leaves all as it was."""
         own_id, accepted = self.identity.store_id, self.identity.epoch
         match order(record, own_id=own_id, accepted=accepted, role=self.role):
             case RoleOrder.LEARN:
@@ -263,6 +298,26 @@ class BrokerNode:
                 self._step_down(self.leadership, record)
             case RoleOrder.LEAD:
                 self._lead(record)
+
+    def _unless_short(self, work: Callable[[], None]) -> bool:
+        """Whether `work` was done. For want of room or descriptors it is not, and what asked for
+        it tries again in a second (D10)."""
+        try:
+            work()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._log_shortage(error)
+            self._short_until_ms = self.now_ms() + RETRY_MS
+            return False
+        return True
+
+    def _log_shortage(self, error: OSError) -> None:
+        """Once a second."""
+        now_ms = self.now_ms()
+        if now_ms >= self._log_due_ms:
+            self._log_due_ms = now_ms + RETRY_MS
+            logger.warning("not done, tried again", extra={"reason": str(error)})
 
     def on_cluster(self, reply: RegisterReply) -> None:
         self.meta.hear(reply.owner, reply.owner_address, reply.owner_epoch)
@@ -284,9 +339,9 @@ class BrokerNode:
 
     def _accept(self, record: GroupRecord) -> None:
         """From here on everything older is refused, also after a crash (R6, R7)."""
-        if record.epoch > self.identity.epoch:
-            self.elections += 1
+        is_new = record.epoch > self.identity.epoch
         self.identity.accept(record.epoch)
+        self.elections += is_new
         self.record = record
 
     # -- slave
@@ -308,13 +363,11 @@ class BrokerNode:
 
     def _lead(self, record: GroupRecord) -> None:
         """Everything that is here counts, so it has to be on the disk first (R11)."""
-        self.following.stop()
         self._accept(record)
+        self.following.stop()
         self._named_by = record
 
     def _begin_to_lead(self, record: GroupRecord) -> None:
-        self._named_by = None
-        self.following.tables.leads()
         self.leadership = MasterRole(
             self.broker,
             self.identity,
@@ -325,14 +378,17 @@ class BrokerNode:
             become=self._become,
             now_ms=self.now_ms,
         )
+        self._named_by = None
+        self.following.tables.leads()
         self._become(BrokerRole.OPENING)
         self.leadership.start()
 
     # -- from master to slave, and from the wrong log to none
 
     def _demote(self, leadership: MasterRole, record: GroupRecord) -> None:
-        logger.warning("deposed", extra={"epoch": self.identity.epoch, "by_epoch": record.epoch})
+        epoch = self.identity.epoch
         self._accept(record)
+        logger.warning("deposed", extra={"epoch": epoch, "by_epoch": record.epoch})
         self._step_down(leadership, record)
 
     def _step_down(self, leadership: MasterRole, record: GroupRecord) -> None:
@@ -350,11 +406,18 @@ class BrokerNode:
         wish = self.following.allowed_rebuild(self.record)
         if wish is None or self.leadership is not None or self._named_by is not None:
             return 0
+        tables, of_tables = self.following.tables, wish.because_of_tables
+
+        def renew() -> None:
+            tables.begin_rebuild(because_of_tables=of_tables)
+            self.identity.renew(copying=True)
+
+        if not self._unless_short(renew):
+            tables.keep_store()
+            return 0
         logger.warning("rebuilding this store", extra={"reason": wish.reason})
         self.rebuilds += 1
         self.following.stop()
-        self.following.tables.begin_rebuild(because_of_tables=wish.because_of_tables)
-        self.identity.renew(copying=True)
         self._become(BrokerRole.COPYING)
         self._postponed = self.record
         self._life.end(self._open_slave)

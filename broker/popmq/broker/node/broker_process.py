@@ -4,7 +4,6 @@ What it decides with replicas is in broker_node.py; here are its threads, socket
 """
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -14,12 +13,13 @@ from contextlib import suppress
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.role import BrokerRole as HaRole
+from popmq.broker.node.broker_incarnation import RETRY_MS
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.node.metrics import broker_readings
 from popmq.broker.node.pacing import BUSY_MS, Pacing
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.disk import Disk, RealDisk
+from popmq.common.disk import Disk, RealDisk, is_shortage
 from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric, Readings
@@ -38,7 +38,6 @@ QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 HAND_OVER_MS = 2_000  # a planned one, at a stop
 # With replicas: orders, and what is told to others, wait for the next step too.
 REPLICA_REST_MS = 25
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -127,17 +126,11 @@ class BrokerProcess:
             loop.call_soon(work)
             steps.wake()
 
-        self.node = BrokerNode(
-            self._settings,
-            disk=self._disk,
-            clock=self._clock,
-            waits=self._waits,
-            threads=StoreThreads(flusher, housekeeper, reader, soon, self._disk_failed),
-            rng=random.SystemRandom(),  # keys and ids come from it
-            open_port=self._peer,
-            on_demoted=self._drop_clients,
-        )
-        self.node.start()
+        threads = StoreThreads(flusher, housekeeper, reader, soon, self._disk_failed)
+        while True:
+            if self._begin(threads):
+                break
+            await asyncio.sleep(RETRY_MS / 1000)
         self._started = True
         store = self.broker.store
         if self.node.solo:
@@ -157,6 +150,28 @@ class BrokerProcess:
         )
         self._steps = loop.create_task(steps.run())
         self._steps.add_done_callback(self._steps_ended)
+
+    def _begin(self, threads: StoreThreads) -> bool:
+        """Recover; False while the machine has no room or descriptors for it."""
+        self.node = BrokerNode(
+            self._settings,
+            disk=self._disk,
+            clock=self._clock,
+            waits=self._waits,
+            threads=threads,
+            rng=random.SystemRandom(),  # keys and ids come from it
+            open_port=self._peer,
+            on_demoted=self._drop_clients,
+        )
+        try:
+            self.node.start()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            logger.error("not started, tried again each second", extra={"error": str(error)})
+            self.node.release_files()
+            return False
+        return True
 
     async def listen(self, *addresses: str) -> list[str]:
         """Serve frames at the addresses; returns them with the ports that were taken."""
@@ -209,10 +224,10 @@ class BrokerProcess:
         await self._stop_steps()
         if well:
             self.node.stop()
-            await self._settled()
+            await self._settled(SETTLE_MS)
             if self._frames is not None:
                 await self._frames.stop()
-            await self._settled()
+            await self._settled(SETTLE_MS)
         for port in self._peers.values():
             await port.close()
         for flusher in self._flushers:
@@ -229,7 +244,7 @@ class BrokerProcess:
         try:
             self.node.close()
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if not is_shortage(error):
                 raise
             logger.warning("stopped without a last snapshot", extra={"error": str(error)})
             self.node.release_files()
@@ -322,15 +337,17 @@ class BrokerProcess:
             with suppress(asyncio.CancelledError):
                 await self._steps
 
-    async def _settled(self) -> None:
-        """Wait until all that was appended is confirmed; not for ever where that takes others."""
+    async def _settled(self, limit_ms: int = 0) -> None:
+        """Wait until all that was appended is confirmed; not for ever where that takes others, or
+        with `limit_ms`, as at a stop: a disk without room may never take it."""
         if not self.node.is_serving:
             return
         done = asyncio.Event()
         self.broker.buffer.when_confirmed(done.set)
         self.failed.add_done_callback(lambda _: done.set())
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if self.node.solo else SETTLE_MS / 1000):
+            limit_ms = limit_ms or (0 if self.node.solo else SETTLE_MS)
+            async with asyncio.timeout(limit_ms / 1000 if limit_ms else None):
                 await done.wait()
         if self.failed.done():
             self.failed.result()

@@ -3,7 +3,6 @@
 Each says where the log starts, and before the log's first segments are deleted that is durable.
 """
 
-import errno
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +15,7 @@ from popmq.broker.log.store_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.common.disk import Disk
+from popmq.common.disk import Disk, is_shortage
 from popmq.common.step_loop import Flusher
 
 logger = logging.getLogger(__name__)
@@ -44,6 +43,7 @@ class CheckpointScheduler:
         self._running = False
         self._flushing: tuple[IndexPieces, StoreCheckpoint] | None = None
         self._failed: OSError | None = None  # set on the flusher's thread
+        self._unsynced: Sequence[Syncable] = ()  # written by a checkpoint that met a shortage
         self._due_ms = 0
         self._retry_ms = 0
         self._found = self._written = StoreCheckpoint()
@@ -82,7 +82,7 @@ class CheckpointScheduler:
             try:
                 self._put(self._written)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not is_shortage(error):
                     raise
                 if self._disk.exists(self._path):
                     self._disk.remove(self._path)
@@ -94,9 +94,9 @@ class CheckpointScheduler:
         Raises the OSError of the last job, of which a stop may not have heard: what was not
         synced then may be neither on the disk nor dirty, so nothing may be vouched for.
         """
-        if self._failed is not None:
+        if self._failed is not None and not is_shortage(self._failed):
             raise self._failed
-        for file in _all_of(flush()):
+        for file in (*self._unsynced, *_all_of(flush())):
             file.sync()
         with self._writing:
             self._put(checkpoint)
@@ -135,15 +135,18 @@ class CheckpointScheduler:
         else:
             return 1
         self._flushing = None
-        if not dirty and not requested:
+        self._unsynced = unsynced = [*self._unsynced, *dirty]
+        if not unsynced and not requested:
             return 0
         self._running = True
 
         def work() -> None:
             try:
-                for file in dirty:
+                for file in unsynced:
                     file.sync()
-                self._write(new_checkpoint)
+                self._unsynced = ()
+                with self._writing:
+                    self._put(new_checkpoint)
             except OSError as error:
                 self._failed = error
                 raise
@@ -151,22 +154,12 @@ class CheckpointScheduler:
         self._flusher.submit(work, lambda error: self._done(new_checkpoint, error))
         return 1
 
-    def _write(self, checkpoint: StoreCheckpoint) -> None:
-        """What it vouches for is synced, so that one without room may be left out."""
-        try:
-            with self._writing:
-                self._put(checkpoint)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise _NoRoom(*error.args) from error
-            raise
-
     def _put(self, checkpoint: StoreCheckpoint) -> None:
         self._written = replace(checkpoint, log_start=self.log_start)
         write_checkpoint(self._disk, self._path, self._written)
 
     def _done(self, checkpoint: StoreCheckpoint, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, _NoRoom):
+        if error is not None and not is_shortage(error):
             # Still "running": after a failed fsync, of a full disk too, nothing may be vouched
             # for any more.
             self._on_failure(error)
@@ -188,7 +181,3 @@ def _all_of(pieces: IndexPieces) -> Sequence[Syncable]:
         except StopIteration as end:
             files: Sequence[Syncable] = end.value
             return files
-
-
-class _NoRoom(OSError):
-    """For the checkpoint's own file."""

@@ -3,7 +3,6 @@
 All of it is rebuilt from the log, so a disk that has no room for it stops sends and no more.
 """
 
-import errno
 from collections.abc import Callable
 
 from popmq.broker.index.key_index import KeyIndex
@@ -11,6 +10,7 @@ from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler, IndexPieces
 from popmq.broker.persistence.log_time import LogTime
+from popmq.common.disk import is_shortage
 
 
 class IndexFlusher:
@@ -42,7 +42,7 @@ class IndexFlusher:
             )
             self.blocked = False
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_shortage(error):
                 raise
             self.blocked = True
             return 0

@@ -17,7 +17,7 @@ from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.log.segment_file import SegmentFile
 from popmq.broker.persistence.log_time import LogTime
-from popmq.common.disk import ColdRead
+from popmq.common.disk import ColdRead, is_shortage
 from popmq.common.record.message import HEADER_SIZE, BadRecord, decode_header
 from popmq.common.settings.settings import StoreSettings
 from popmq.common.step_loop import Flusher
@@ -148,7 +148,14 @@ class Retention:
 
     def _raise_some(self, queues: Iterator[None], then: Callable[[], None]) -> int:
         self._raising = (queues, then)
-        if next(queues, self) is self:
+        try:
+            over = next(queues, self) is self
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._raising = (self._dispatch.log_starts_at(self._cut), then)
+            return 0
+        if over:
             self._raising = None
             self.on_truncated(self._cut)
             then()

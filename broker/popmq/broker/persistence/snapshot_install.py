@@ -6,6 +6,7 @@ to the snapshot's position.  There the snapshot gets its name, and the store is 
 before that finds no snapshot, and the store has to be copied anew (docs/concepts/store.md).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from popmq.broker.log.commit_log import CommitLog
@@ -16,8 +17,9 @@ from popmq.broker.persistence.snapshot import (
     read_snapshot,
 )
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
-from popmq.common.disk import DiskFile
+from popmq.common.disk import DiskFile, is_shortage
 from popmq.common.errors import Code, Refused
+from popmq.common.step_loop import Flusher, Work
 
 _PIECES_PER_STEP = 4
 
@@ -47,10 +49,13 @@ class SnapshotInstall:
         self._restored = restored
         self._start = start
         self._file: DiskFile | None = None
+        self._closed = False
         self._offset = 0
         self._found: Snapshot | None = None
         self._then: Callable[[str], None] = lambda trouble: None
         self._work: Iterator[None] | None = None
+        self._jobs: deque[tuple[Flusher, Work, Work]] = deque()  # with what follows, in order
+        self._held_up = False  # the machine was short of something for the first job
         self.pending_bytes = 0  # given, and not written yet
 
     @property
@@ -64,33 +69,33 @@ class SnapshotInstall:
         self._offset += len(data)
         self.pending_bytes += len(data)
 
-        def done(error: BaseException | None) -> None:
+        def done() -> None:
             self.pending_bytes -= len(data)
-            self._failed(error)
 
-        self._snapshots.flusher.submit(lambda: self._write(data, offset), done)
+        self._submit(self._snapshots.flusher, lambda: self._write(data, offset), done)
 
     def finish(self, then: Callable[[str], None]) -> None:
         """That was all: restore the tables, and begin the log; `then` hears "" or what is wrong."""
         self._then = then
 
-        def checked(error: BaseException | None) -> None:
-            if self._failed(error):
-                return
+        def checked() -> None:
             if self._found is None:
                 then(f"the snapshot that came is not whole, or older than the log at {self._start}")
                 return
             self._log.set_end(self._start)
-            self._commit.flusher.submit(lambda: self._log.restart_at(self._start), begun)
+            self._submit(self._commit.flusher, lambda: self._log.restart_at(self._start), begun)
 
-        def begun(error: BaseException | None) -> None:
-            if not self._failed(error) and self._found is not None:
-                self._work = self._restore(self._found)
+        def begun() -> None:
+            assert self._found is not None
+            self._work = self._restore(self._found)
 
-        self._snapshots.flusher.submit(self._check, checked)
+        self._submit(self._snapshots.flusher, self._check, checked)
 
     def step(self) -> int:
-        """A piece of the tables; 1 for work done."""
+        """A piece of the tables, or a job that was held up again; 1 for work done."""
+        if self._held_up:
+            self._held_up = False
+            self._run()
         if self._work is None:
             return 0
         if next(self._work, self) is self:
@@ -100,15 +105,15 @@ class SnapshotInstall:
 
     def publish(self, position: int, then: Callable[[], None]) -> None:
         """The log is here up to the snapshot's position: it gets its name."""
+        disk, target = self._snapshots.disk, f"{self._snapshots.folder}/{position:020d}"
 
-        def done(error: BaseException | None) -> None:
-            if not self._failed(error):
-                then()
+        def rename() -> None:
+            if disk.exists(self._path):
+                disk.replace(self._path, target)
+            else:  # renamed, and then there was no descriptor for the folder
+                disk.sync_folder(self._snapshots.folder)
 
-        target = f"{self._snapshots.folder}/{position:020d}"
-        self._snapshots.flusher.submit(
-            lambda: self._snapshots.disk.replace(self._path, target), done
-        )
+        self._submit(self._snapshots.flusher, rename, then)
 
     # -- inside
 
@@ -122,8 +127,10 @@ class SnapshotInstall:
     def _check(self) -> None:
         if self._file is None:
             return
-        self._file.sync()
-        self._file.close()
+        if not self._closed:
+            self._file.sync()
+            self._file.close()
+            self._closed = True
         self._snapshots.disk.sync_folder(self._snapshots.folder)
         snapshot = read_snapshot(self._snapshots.disk, self._path)
         if snapshot is not None and snapshot.head.position >= self._start:
@@ -142,7 +149,24 @@ class SnapshotInstall:
             yield
         self._restored(snapshot.head)
 
-    def _failed(self, error: BaseException | None) -> bool:
+    def _submit(self, flusher: Flusher, work: Work, then: Work) -> None:
+        """Do it when what was submitted before is done; it may be begun more than once."""
+        self._jobs.append((flusher, work, then))
+        if len(self._jobs) == 1:
+            self._run()
+
+    def _run(self) -> None:
+        flusher, work, _ = self._jobs[0]
+        flusher.submit(work, self._ran)
+
+    def _ran(self, error: BaseException | None) -> None:
+        if is_shortage(error):
+            self._held_up = True
+            return
         if error is not None:
             self._commit.fail(error)
-        return error is not None
+            return
+        _, _, then = self._jobs.popleft()
+        if self._jobs:
+            self._run()
+        then()

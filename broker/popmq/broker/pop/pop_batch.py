@@ -24,6 +24,7 @@ class PopBatch:
         "refusal",
         "remaining",
         "scan_units",
+        "shortage",
     )
 
     def __init__(self, limit: int, reply_bytes: int) -> None:
@@ -36,6 +37,7 @@ class PopBatch:
         self.position = 0  # of the last one
         self.remaining = 0
         self.refusal = ""
+        self.shortage = ""  # why a queue could not be opened
         self.cold: list[ColdRead] = []
 
     @property

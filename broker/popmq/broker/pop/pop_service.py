@@ -37,7 +37,7 @@ from popmq.broker.pop.priority_order import PriorityOrder
 from popmq.broker.pop.read_ahead import ReadAhead
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.disk import ColdRead
+from popmq.common.disk import ColdRead, is_shortage
 from popmq.common.errors import TooManyRequests
 from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, content_of
 from popmq.common.record.message import RecordKind
@@ -112,7 +112,12 @@ class PopService:
             sources.insert(0 if retry_first else 1, (retry, [0]))
         places = [(topic, queue_id) for topic, queue_ids in sources for queue_id in queue_ids]
         for number, (topic, queue_id) in enumerate(places):
-            self._take(params, topic, queue_id, batch, len(places) - number)
+            try:
+                self._take(params, topic, queue_id, batch, len(places) - number)
+            except OSError as error:  # what others gave is delivered all the same
+                if not is_shortage(error):
+                    raise
+                batch.shortage = f"queue {queue_id} of {topic.name}: {error}; try again"
         self.has_written = self._store.end != end
         return self.finish(params, batch)
 
@@ -131,6 +136,8 @@ class PopService:
                 raise batch.cold[0]
             self._catch_up.on_queue_end(place)
             self.metrics.empty_pops += 1
+            if batch.shortage:
+                raise TooManyRequests(batch.shortage)
             if batch.refusal:
                 self.metrics.refused_in_flight += 1
                 raise TooManyRequests(batch.refusal)

@@ -334,7 +334,8 @@ class MessageStore:
     def release_files(self) -> None:
         """Close every file without a word; after a crash in tests, or a failed start."""
         self._log.close()
-        self.dispatch.close()
+        if hasattr(self, "dispatch"):  # or the start failed before that
+            self.dispatch.close()
         self.index.close()
 
     # -- append
@@ -504,7 +505,12 @@ class MessageStore:
         if self._commit.failed:
             return 0
         now_ms = self._clock.boot_ms()
+        self._commit.step()
+        if self.dispatch.is_behind:
+            self._advance(self.confirmed)
         done = self.guard.step(now_ms)
+        if self.slave is not None and not self.slave.vouch_for_less():
+            return done
         done += self._index_keeper.step(now_ms=now_ms, requested=self.snapshots.wanted_checkpoint)
         self.guard.index_blocked = self._index_keeper.blocked
         safe = min(self.confirmed, self.checkpoints.position)
@@ -560,8 +566,6 @@ class MessageStore:
         self._commit.release()
         if grown:
             self._listener.on_dispatched(grown)
-
-    # What a slave's log says, once there is a slave.
 
     def _on_block(self, block: LogBlock) -> None:
         if self.slave is not None:

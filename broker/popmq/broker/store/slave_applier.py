@@ -22,6 +22,7 @@ from popmq.broker.persistence.recovery import (
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
+from popmq.common.disk import suppress_shortage
 from popmq.common.errors import StoreDamaged
 from popmq.common.record.message import (
     HEADER_SIZE,
@@ -123,15 +124,27 @@ class SlaveApplier:
         self._chunk, self._chunk_at = b"", 0
 
     def step(self, limit: int) -> int:
-        """Apply at most `limit` records; returns how many. ColdRead: call again when it is warm."""
+        """Apply at most `limit` records; returns how many, fewer while a queue cannot be opened.
+        ColdRead: call again when it is warm."""
         done, bound = 0, self.bound
-        while done < limit and self.applied < bound:
-            if self._chunk_at >= len(self._chunk):
-                self._read(bound)
-            self._apply_one(self._next_header())
-            done += 1
+        with suppress_shortage():
+            self._end_rebuild()
+            while done < limit and self.applied < bound:
+                if self._chunk_at >= len(self._chunk):
+                    self._read(bound)
+                self._apply_one(self._next_header())
+                done += 1
+                self._end_rebuild()
         self._dispatch.position = self.applied
         return done
+
+    def vouch_for_less(self) -> None:
+        """Before units are written: where some below the checkpoint are written anew, it must not
+        vouch for them until they are synced, or holes of a crash in between would pass for
+        units."""
+        if self._dispatch.rewrites_vouched and not self._lowered:
+            self._lower_checkpoint()
+            self._lowered = True
 
     def newest(self, end: int) -> RecoveryResult:
         """Epoch and times of the newest record below `end`, all of it durable."""
@@ -189,15 +202,16 @@ class SlaveApplier:
             self._passed(header)
             return
         data = self._chunk[self._chunk_at : self._chunk_at + header.size]
-        self._chunk_at += header.size
         record = ScannedRecord(header, data)
+        if (unit := queued(record, self._dispatch)) is not None:
+            self._dispatch.queue(unit.topic_id, unit.queue_id)  # before anything is changed
         if header.position >= self.apply_from:
-            self._apply(record)
+            self._apply(record)  # a shortage in it has changed nothing
             self.passed.passed(header)
+        self._chunk_at += header.size
         unit = queued(record, self._dispatch)
         if unit is not None:
             self._dispatch.append_unit(unit)
-            self._vouch_for_less()
         self._index.enter(record)
         self.last_position = header.position
         self.records += 1
@@ -208,12 +222,7 @@ class SlaveApplier:
 
     def _passed(self, header: Header) -> None:
         self.applied = self._log.position_after(header.end)
+
+    def _end_rebuild(self) -> None:
         if self._dispatch.rebuilding and self.applied >= self.apply_from:
             self._dispatch.rebuilt()
-
-    def _vouch_for_less(self) -> None:
-        """Units below the checkpoint are written anew: until they are synced it must not vouch for
-        them, or holes of a crash in between would pass for units."""
-        if self._dispatch.rewrites_vouched and not self._lowered:
-            self._lower_checkpoint()
-            self._lowered = True

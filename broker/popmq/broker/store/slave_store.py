@@ -18,7 +18,7 @@ from popmq.broker.persistence.state_hashes import Compared, StateHashes
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
 from popmq.broker.store.slave_applier import SlaveApplier
-from popmq.common.disk import ColdRead
+from popmq.common.disk import ColdRead, suppress_shortage
 from popmq.common.record.message import HEADER_SIZE, RecordKind
 from popmq.common.step_loop import Flusher
 
@@ -90,6 +90,13 @@ class SlaveStore:
         except ColdRead as cold:
             self._cold.warm(cold)
             return 1
+
+    def vouch_for_less(self) -> bool:
+        """See `SlaveApplier.vouch_for_less`; False while the machine is short of something."""
+        with suppress_shortage():
+            self.apply.vouch_for_less()
+            return True
+        return False
 
     def run_housekeeping(self, *, now_ms: int, safe: int) -> int:
         """A piece of a snapshot, or of what retention has to do. `safe` is checkpointed."""

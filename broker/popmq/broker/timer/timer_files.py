@@ -4,10 +4,8 @@ Nothing of it is needed: what is missing or damaged is begun anew, and the timer
 rest.  The checkpoint vouches only for what was synced before it was written.
 """
 
-import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ from popmq.broker.timer.timer_log import TimerLog
 from popmq.broker.timer.timer_recovery import recover
 from popmq.broker.timer.timer_unit import TimerUnit
 from popmq.broker.timer.timer_wheel import SlotFields, TimerWheel
-from popmq.common.disk import Disk
+from popmq.common.disk import Disk, is_shortage
 from popmq.common.settings.settings import TimerSettings
 from popmq.common.step_loop import Flusher
 
@@ -40,10 +38,6 @@ class Cursors(NamedTuple):
     master_offset: int = 0
     epoch: int = 0
     log_ms: int = 0  # 0: something is not confirmed yet
-
-
-class _DiskFull(OSError):
-    """Nothing is lost: what was not written is written by the next flush."""
 
 
 class TimerFiles:
@@ -72,6 +66,7 @@ class TimerFiles:
         )
         self._running = False
         self._failed: BaseException | None = None
+        self._leaving: list[SegmentFile] = []  # over, and on the disk still
         self._replaced: list[SegmentFile] | None = None  # a reset that the disk has yet to see
         self._replacing: list[SegmentFile] | None = None  # the same, handed to the flusher
         self._turned_ms: int | None = None  # slots before it are over since then
@@ -133,7 +128,7 @@ class TimerFiles:
         logger.warning("timer files begun anew", extra={"folder": self._path})
 
     def close(self) -> None:
-        for file in (*(self._replaced or ()), *(self._replacing or ())):
+        for file in (*(self._replaced or ()), *(self._replacing or ()), *self._leaving):
             file.close()
         self.wheel.file.close()
         self.log.close()
@@ -231,7 +226,7 @@ class TimerFiles:
 
         Raises the OSError of a flush that failed: then nothing may be vouched for.
         """
-        if self._failed is not None and not isinstance(self._failed, _DiskFull):
+        if self._failed is not None and not is_shortage(self._failed):
             raise self._failed
         self.wheel.keep()
         self._wait_again()
@@ -279,11 +274,10 @@ class TimerFiles:
         """The documented order; the log was written. On the flusher while the broker runs."""
         for file in files:
             file.sync()
-        with _retried_when_full():
-            if taken:
-                self.wheel.file.write(taken)
-                self.wheel.file.sync()
-            self._write_checkpoint(check_point)
+        if taken:
+            self.wheel.file.write(taken)
+            self.wheel.file.sync()
+        self._write_checkpoint(check_point)
 
     def _write_checkpoint(self, check_point: TimerFilesCheckPoint) -> None:
         """Over the older copy, so that the newest durable one stays until this one is."""
@@ -293,26 +287,25 @@ class TimerFiles:
 
     def _begin_anew(self, replaced: list[SegmentFile]) -> None:
         """No wheel: from here on a crash begins anew; and the wheel comes last."""
-        with _retried_when_full():
-            self.wheel.file.remove()
-            while replaced:
-                replaced[0].delete()
-                del replaced[0]
-            check_point = TimerFilesCheckPoint(
-                last_read_ms=self._over_ms(), epoch=self.checkpoint.epoch
-            )
-            for _ in range(2):  # over both copies: should one be damaged, the other counts
-                self._write_checkpoint(check_point)
-            self.wheel.file.begin()
+        self.wheel.file.remove()
+        while replaced:
+            replaced[0].delete()
+            del replaced[0]
+        check_point = TimerFilesCheckPoint(
+            last_read_ms=self._over_ms(), epoch=self.checkpoint.epoch
+        )
+        for _ in range(2):  # over both copies: should one be damaged, the other counts
+            self._write_checkpoint(check_point)
+        self.wheel.file.begin()
 
     def _done(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, _DiskFull):
+        if error is not None and not is_shortage(error):
             # Still "running": after a failed fsync nothing may be vouched for any more.
             self._on_failure(error)
             return
         self._running = False
         self._failed = None
-        if error is not None:
+        if isinstance(error, OSError):
             self.wheel.keep()
             self._wait_again()
             self._write_failed(error)
@@ -338,17 +331,19 @@ class TimerFiles:
         """Segments whose slots a durable checkpoint says are over."""
         if self._turned_ms is not None:
             return False  # the checkpoint is of another wheel
-        gone = self.log.take_over(self.checkpoint.last_read_ms)
+        gone = self._leaving
+        gone += self.log.take_over(self.checkpoint.last_read_ms)
         if not gone:
             return False
         self._running = True
 
         def work() -> None:
-            for file in gone:
-                file.delete()
+            while gone:
+                gone[0].delete()
+                del gone[0]
 
         def deleted(error: BaseException | None) -> None:
-            if error is not None:
+            if error is not None and not is_shortage(error):
                 self._failed = error
                 self._on_failure(error)
                 return
@@ -358,24 +353,10 @@ class TimerFiles:
         return True
 
     def _write_failed(self, error: OSError) -> None:
-        if not _is_full(error):
+        if not is_shortage(error):
             self._running = True
             self._failed = error
             self._on_failure(error)
         elif not self.blocked:
             self.blocked = True
             logger.warning("timer files not written", extra={"reason": str(error)})
-
-
-@contextmanager
-def _retried_when_full() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if _is_full(error):
-            raise _DiskFull(*error.args) from error
-        raise
-
-
-def _is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)

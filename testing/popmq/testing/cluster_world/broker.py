@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from popmq.broker.node.broker_incarnation import RETRY_MS
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.store.message_store import StoreThreads
+from popmq.common.disk import is_shortage
 from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import Done, Work
 from popmq.testing.cluster_world.host import Host
@@ -75,6 +77,7 @@ class ClusterBroker:
         self.sync_ms: Callable[[], int] = lambda: 1
         self.idle_ms = IDLE_MS
         self.on_dying: Callable[[], None] = lambda: None
+        self.outlives_errors = False  # no error of its disk may end the process
         self._controllers = controllers
         self._note = note
         self._on_broken = on_broken
@@ -94,8 +97,11 @@ class ClusterBroker:
 
     def start(self) -> bool:
         """False if the process ended before it served anything."""
+        self.host.boot()
+        return self._begin()
+
+    def _begin(self) -> bool:
         host = self.host
-        host.boot()
         self.forward_ms = host.clock.forward_ms
         self._ports = {}
         life = host.life
@@ -119,12 +125,21 @@ class ClusterBroker:
         try:
             node.start()
         except (PowerCut, OSError) as error:
+            if is_shortage(error) and self.outlives_errors:
+                node.release_files()
+                self.node = None
+                self.net.listeners.pop(self.address, None)
+                host.after(RETRY_MS, self._begin_again)
+                return True
             self._error(error)
         if host.life != life:
             return False
         self.net.listen(self.address, host, node.port)
         host.post(self._step)
         return True
+
+    def _begin_again(self) -> None:
+        self._begin()
 
     def crash(self, loss: Loss) -> None:
         """With `Loss.NOTHING` only the process dies, else the machine."""
@@ -189,7 +204,7 @@ class ClusterBroker:
         if isinstance(error, PowerCut) or faults.off:
             self._note(f"{self.name} loses its power in the middle of something")
             self.crash(self.rng.choice((Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED)))
-        elif isinstance(error, OSError) or faults.sick:
+        elif (isinstance(error, OSError) and not self.outlives_errors) or faults.sick:
             self._note(f"{self.name} is stopped by its disk: {error}")
             self.crash(Loss.NOTHING)
         else:

@@ -24,6 +24,7 @@ from popmq.testing.cluster_world.router import Router
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as States
 from popmq.testing.harness.core_broker import pop as encode_pop
 from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.sim.equal_ids import EqualIds
 
 GROUP = "group-a"
 NORMAL, FIFO, DELAY, QUICK = "plain", "ordered", "delayed", "quick"
@@ -57,6 +58,7 @@ class ClusterClients:
         self._note = note
         self._numbers = 0
         self.healed = False
+        self.ids = EqualIds(0)
         self._made: set[str] = set()  # topics and groups
         self._unasked: list[Callable[[], None]] = []
         self._sending: set[bytes] = set()  # message groups with a send that is not answered
@@ -123,9 +125,12 @@ class ClusterClients:
         number = len(oracle.messages)
         size = rng.choice((20, 60, 300, 1_200))
         name = b"m%06d" % number
+        if topic != DELAY:  # those are recalled by their ids
+            name = self.ids.name(topic, name.decode()).encode()
         properties = bytes((3 << 3 | 2, len(name))) + name
         if key:
             properties += b"\x8a\x01" + bytes((len(key),)) + key
+        properties += self.ids.fingerprint(number)
         message = Message(
             number, topic, b"%06d|" % number + rng.randbytes(size), properties, oracle.now_ms, key
         )
@@ -312,7 +317,7 @@ class ClusterClients:
     def change(self, held: DeliveryHistory, invisible_ms: int) -> None:
         oracle, reader = self._oracle, held.reader
         held.asking += 1
-        log_ms = oracle.log_ms
+        held.changes.append((oracle.log_ms, invisible_ms))
 
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
             held.asking -= 1
@@ -334,8 +339,10 @@ class ClusterClients:
                 oracle.report_violation("I6 stale-handle", f"{who}: changed to two handles")
             repeated = held.superseded == 1  # the first one may count, whose answer was lost
             held.superseded = 2
+            # Of two that were asked at once, either was done, and the other got its answer.
+            log_ms, least_ms = min(held.changes, key=sum)
             new = DeliveryHistory(
-                reader, held.message, held.attempt, answer, log_ms, invisible_ms, oracle.at
+                reader, held.message, held.attempt, answer, log_ms, least_ms, oracle.at
             )
             new.epoch = self.epoch
             new.superseded = int(repeated)

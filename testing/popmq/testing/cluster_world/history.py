@@ -104,6 +104,7 @@ class DeliveryHistory:
     got_ms: int = 0  # true time
     epoch: int = 0  # of the newest master when it was heard
     successor: "DeliveryHistory | None" = None  # what a change made of it
+    changes: list[tuple[int, int]] = field(default_factory=list)  # asked: log time, invisible ms
 
     @property
     def history(self) -> GroupMessageHistory:

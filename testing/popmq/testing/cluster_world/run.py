@@ -24,7 +24,7 @@ def run_cluster_seed(seed: int) -> SeedResult:
 
 class ClusterRun:
     def __init__(self, seed: int) -> None:
-        world = self.world = ClusterWorld(seed)
+        world = self.world = self._make_world(seed)
         rng = self.rng = world.rng
         self.apart = IsolatedMaster(world)
         self.faults = ClusterFaults(world, [(self.apart.begin, 3)])
@@ -44,6 +44,9 @@ class ClusterRun:
         manners.late = rng.choice((0.0, 0.5, 1.0))
         manners.stale = rng.choice((0.0, 0.1, 0.3))
 
+    def _make_world(self, seed: int) -> ClusterWorld:
+        return ClusterWorld(seed)
+
     def run(self) -> SeedResult:
         world, oracle = self.world, self.world.oracle
         try:
@@ -53,12 +56,7 @@ class ClusterRun:
             self._move()
             self._report()
             world.go(1_000)
-            self._first_act()
-            for _ in range(self.rng.choice((4, 10, 18))):
-                if oracle.violations:
-                    break
-                self.faults.one()
-                world.go(self.rng.choice(_GAPS_MS))
+            self._acts()
             if not oracle.violations:
                 world.heal()
                 drain(world)
@@ -70,6 +68,15 @@ class ClusterRun:
         result = SeedResult(world.seed, oracle.violations, world.trace, world.tally)
         result.module = "cluster"
         return result
+
+    def _acts(self) -> None:
+        """What happens under the clients' load."""
+        self._first_act()
+        for _ in range(self.rng.choice((4, 10, 18))):
+            if self.world.oracle.violations:
+                break
+            self.faults.one()
+            self.world.go(self.rng.choice(_GAPS_MS))
 
     def _first_act(self) -> None:
         """Some seeds begin with one of these, and nothing else is wrong meanwhile."""

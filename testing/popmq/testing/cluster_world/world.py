@@ -2,7 +2,7 @@
 
 import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from popmq.broker.ha.role import BrokerRole
@@ -33,6 +33,7 @@ from popmq.testing.cluster_world.sometimes_states import ClusterSometimes, NetSo
 from popmq.testing.cluster_world.timeline import MOVING_SEEDS, HostClock, Timeline
 from popmq.testing.harness.invariants import broken_invariant
 from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.sim.equal_ids import EqualIds
 
 PROXIES = 2
 OFFSETS_MS = 700  # from one look at the offsets to the next
@@ -41,7 +42,10 @@ _SYNC_MS = ((1,), (1, 2, 8), (2, 30, 120))
 
 
 class ClusterWorld:
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, change: Callable[[Settings], Settings] = lambda settings: settings
+    ) -> None:
+        """`change` is applied to the settings that the seed gives."""
         rng = self.rng = random.Random(seed)
         self.seed = seed
         self.trace: list[str] = []
@@ -53,17 +57,19 @@ class ClusterWorld:
         self.records.on_write = self._written
         self.golden = GoldenLog(self.oracle.report_violation)
         self.healed = False
+        self.strikes = 0.06  # how often the network fails whoever is being added
         self.skewed = rng.random() < 0.4  # clocks are wrong by more than a little
         # Wall clocks of brokers are days apart. Nothing is delayed then: due times are wall time.
         self._far = random.Random(f"far {seed}")
         self.far = self._far.random() < 0.25
-        self.settings = _settings(rng)
+        self.settings = change(_settings(rng))
         self.names = [GROUP]
         self.controllers = [self._controller(f"x{number}") for number in range(2)]
         self.brokers = [self._broker(name) for name in "abc"]
         self.proxies = [self._host(f"proxy{number}") for number in range(PROXIES)]
         self.routers: list[Router | None] = [None] * PROXIES
         self.clients = ClusterClients(self.routers, self.oracle, rng, self.tally, self.trace_line)
+        self.clients.ids = EqualIds(seed)
         self.oracle.readers += [
             ClusterReader("g", NORMAL, rng.choice((3, 16))),
             ClusterReader("h", NORMAL, 40),
@@ -221,7 +227,7 @@ class ClusterWorld:
         if not sync.pending or self.healed or proposed == self._struck:
             return
         self._struck = proposed
-        if self.rng.random() < 0.06:
+        if self.rng.random() < self.strikes:
             for name in map(self.name, sorted(sync.pending)):
                 self.trace_line(f"{name} falls silent while it is being added")
                 for other in self.brokers:

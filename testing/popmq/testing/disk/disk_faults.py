@@ -14,6 +14,13 @@ class FailedPages(Enum):
     CLEAN = "clean"  # they read as written, and no later fsync writes them (ext4)
 
 
+class Demand(Enum):
+    """What an operation takes from the machine, and may be refused."""
+
+    SPACE = "space"  # a new name, or blocks that the file does not have yet
+    DESCRIPTOR = "descriptor"
+
+
 class Faults:
     """What is armed, and how far away it is."""
 
@@ -28,6 +35,8 @@ class Faults:
         self.sick = False  # an EIO was raised since the last crash
         self.operations = 0  # since the run began
         self.at_operation: Callable[[str], None] | None = None  # hears of each, before a cut there
+        # Hears of each demand before its operation, and may raise the OSError of a refusal.
+        self.at_demand: Callable[[Demand, str], None] | None = None
         self.fault_hit = ""  # the path at which the power went last
 
     def cut_at(self, operations: int, *, after_start_of: str = "") -> None:
@@ -90,9 +99,17 @@ class Faults:
         self._fail_sync_in -= 1
         return self._fail_sync_in == -1
 
-    def spend(self, size: int) -> None:
+    def demand(self, demand: Demand, path: str) -> None:
+        """An operation needs this; OSError when the machine has none."""
+        if self.at_demand is not None:
+            self.at_demand(demand, path)
+
+    def spend(self, size: int, path: str) -> None:
         """Raise ENOSPC when the files may not grow by `size` any more."""
-        if self.budget is None or size <= 0:
+        if size <= 0:
+            return
+        self.demand(Demand.SPACE, path)
+        if self.budget is None:
             return
         if size > self.budget:
             raise OSError(errno.ENOSPC, "no space left on the simulated disk")

@@ -11,8 +11,9 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+from popmq.common.disk import SyncFailed
 from popmq.testing.disk.crash_loss import FileContent, Loss, Losses, apply
-from popmq.testing.disk.disk_faults import FailedPages, Faults
+from popmq.testing.disk.disk_faults import Demand, FailedPages, Faults
 
 
 class SimDisk:
@@ -109,10 +110,12 @@ class SimDisk:
 
     def open(self, path: str, *, create: bool = False) -> "SimFile":
         self.before()
+        self.faults.demand(Demand.DESCRIPTOR, path)
         content = self._names.get(path)
         if content is None:
             if not create:
                 raise FileNotFoundError(path)
+            self.faults.demand(Demand.SPACE, path)
             content = self._names[path] = FileContent()
             self.faults.started(path)
             self.faults.touch(path)
@@ -124,6 +127,7 @@ class SimDisk:
 
     def names(self, folder: str) -> list[str]:
         self.before()
+        self.faults.demand(Demand.DESCRIPTOR, folder)
         prefix = folder + "/"
         start = len(prefix)
         names = {path[start:].split("/", 1)[0] for path in self._names if path.startswith(prefix)}
@@ -144,9 +148,11 @@ class SimDisk:
 
     def replace(self, source: str, target: str) -> None:
         self.before()
+        self.faults.demand(Demand.SPACE, target)
         self._names[target] = self._names.pop(source)
         self.faults.touch(target)
         self.before()  # the rename was seen, and is not durable
+        self.faults.demand(Demand.DESCRIPTOR, target.rpartition("/")[0])
         for path in (source, target):
             self._kept_names.pop(path, None)
             if path in self._names:
@@ -154,6 +160,7 @@ class SimDisk:
 
     def sync_folder(self, path: str) -> None:
         self.before()
+        self.faults.demand(Demand.DESCRIPTOR, path)
         self.faults.touch(path)
         start = len(path) + 1
         for name in [name for name in self._kept_names if name.startswith(path)]:
@@ -193,7 +200,7 @@ class SimFile:
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         self._disk.before()
         faults = self._disk.faults
-        faults.spend(offset + len(data) - len(self._content.now))
+        faults.spend(offset + len(data) - len(self._content.now), self._path)
         if offset == 0:
             faults.started(self._path)
         failed = faults.write_fails()
@@ -212,7 +219,7 @@ class SimFile:
 
     def allocate(self, size: int) -> None:
         self._disk.before()
-        self._disk.faults.spend(size - len(self._content.now))
+        self._disk.faults.spend(size - len(self._content.now), self._path)
         if size > len(self._content.now):
             self._do(size, None)
         else:
@@ -237,7 +244,7 @@ class SimFile:
             if faults.failed_pages is FailedPages.DROPPED:
                 content.now[:] = content.kept
                 apply(content.now, content.pending)
-            raise OSError(errno.EIO, "the simulated disk failed a sync")
+            raise SyncFailed(errno.EIO, "the simulated disk failed a sync")
         apply(content.kept, covered)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.record.message import tag_hash
+from popmq.common.record.send_fingerprint import fingerprint_of
 from popmq.common.topics import MessageType
 from popmq.testing.harness.core_broker import tagged
 from popmq.testing.harness.sometimes import Sometimes
@@ -37,10 +38,16 @@ def queue_of(sent: SentMessageHistory) -> int:
     return (sent.key or b"a")[0] % FIFO_QUEUES
 
 
-def _own_id(sent: SentMessageHistory) -> str:
-    """Empty for a message without an id, or with one that others have too."""
+def _id_of(sent: SentMessageHistory) -> str:
+    """Empty for a message without an id; for one that others have too unless its fingerprint tells
+    it from them."""
     name = f"m{sent.number:06}"
-    return name if _field(3, name.encode()) in sent.properties else ""
+    if _field(3, name.encode()) in sent.properties:
+        return name
+    if not fingerprint_of(sent.properties):
+        return ""
+    at = sent.properties.index(NAMED[0])
+    return sent.properties[at + 2 : at + 9].decode()
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +79,10 @@ class Producers(Requests):
             kind = MessageType.NORMAL
             if topic.fifo:
                 kind, queue_id = self._in_order(sent)
+            if NAMED[0] in sent.properties[:12]:
+                sent.properties += self.ids.fingerprint(sent.number)
             entry = hop.PutEntry(kind, sent.head, sent.properties, tag_hash(sent.tag), queue_id)
-            entries.append(entry._replace(message_id=_own_id(sent)))
+            entries.append(entry._replace(message_id=_id_of(sent)))
 
         put = Put(topic, batch, hop.encode_put(hop.PutRequest(topic.name, entries)))
 
@@ -101,7 +110,7 @@ class Producers(Requests):
         put.open += 1
         names = ",".join(f"{sent.number}{sent.tag}" for sent in batch)
         self._ask(f"put {topic.name} {names}", Kind.PUT, put.body, hear, lost=lost)
-        if all(map(_own_id, batch)):
+        if all(map(_id_of, batch)):
             self._puts.append(put)
 
     def resend(self) -> None:
@@ -187,7 +196,8 @@ class Producers(Requests):
         nothing that can be looked up."""
         rng = self._rng
         shared = rng.random() < 0.1
-        named = _field(3, b"t%06d" % (number // 4) if shared else b"m%06d" % number)
+        own = self.ids.name("", f"m{number:06}").encode()
+        named = _field(3, b"t%06d" % (number // 4) if shared else own)
         named += _field(2, b"k%02d" % (number % 23))
         # What is no protobuf has no message group.
         others = (b"",) if ordered else (b"", rng.randbytes(40))

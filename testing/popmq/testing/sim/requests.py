@@ -13,6 +13,7 @@ from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.oracle.client_history import Held, ReceiveCall, ResourceIncarnation
 from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.sim.equal_ids import EqualIds
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 BACK_OFF_MS = 500
@@ -45,6 +46,7 @@ class Requests:
         self._open: dict[int, _Request] = {}
         self._crossed: list[_Request] = []  # answered after their clients had left
         self._number = 0
+        self.ids = EqualIds(0)
         self.uniform = 0  # size of every body; 0: sizes vary
         self.topics: dict[
             str, ResourceIncarnation | None

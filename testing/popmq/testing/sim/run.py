@@ -21,6 +21,7 @@ from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.actions import Actions
 from popmq.testing.sim.clients import BRIEF, INVISIBLE_MS, LONG_MS
 from popmq.testing.sim.drain import drain
+from popmq.testing.sim.equal_ids import EqualIds
 from popmq.testing.sim.lives import POWER, RunEnded, SeedResult
 from popmq.testing.sim.lookup import LookupChecks
 from popmq.testing.sim.moves import ExpiryMoves, ParkingMoves, Recreation, add_reader
@@ -53,6 +54,7 @@ class Simulator(Actions):
         settings = _settings(self.rng, retains=self.retains, parks=self.oracle.parks)
         self.machine = self._machine(settings)
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.trace_line)
+        self.clients.ids = EqualIds(seed)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)

@@ -132,7 +132,7 @@ class TimerClients(SimClients):
             number,
             topic,
             head,
-            bytes((3 << 3 | 2, len(name))) + name,
+            bytes((3 << 3 | 2, len(name))) + name + self.ids.fingerprint(number),
             tag_hash(self._rng.choice(("", "A"))),
             due_ms,
             spread_ms,
@@ -168,7 +168,10 @@ class TimerClients(SimClients):
 
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):
-                self._check_refusal(story.topic, answer.code)
+                # An id alone does not say which of several messages is meant.
+                unclear = self.ids.on and len(story.twins) > 1
+                if not unclear or answer.code is not Code.BAD_REQUEST:
+                    self._check_refusal(story.topic, answer.code)
                 return
             connected(answer)
 

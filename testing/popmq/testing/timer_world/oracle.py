@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
 from popmq.common import topics
 from popmq.common.protocol.messaging_payloads import RecallResult
+from popmq.common.record.send_fingerprint import fingerprint_of
 from popmq.testing.oracle.client_history import ResourceIncarnation, Violation
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.simulated_broker import SimulatedBroker
@@ -99,6 +100,9 @@ class TimerOracle(Oracle):
         """A send was OK."""
         self.model.read_on()
         if self._is_resend(story, due_ms):
+            if fingerprint_of(story.properties):
+                what = "told the receipt of another message with its id"
+                self.complain_of("I17 stored-once", what, story.number)
             story.twins.remove(story)
             story.refused = True  # nothing was stored
             return

@@ -19,6 +19,7 @@ from popmq.common.settings.settings import (
 )
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.oracle.client_history import GroupReader
+from popmq.testing.sim.equal_ids import EqualIds
 from popmq.testing.sim.replay import ReplayCheck
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
@@ -50,6 +51,7 @@ class TimerSimulator(TimerActions):
         self.clients = TimerClients(
             self.machine, self.oracle, self.rng, self.tally, self.trace_line
         )
+        self.clients.ids = EqualIds(seed)
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
         self.machine.on_step = self.oracle.model.read_on  # before retention deletes it

@@ -17,6 +17,7 @@ from popmq.common.settings.settings import (
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.sim.equal_ids import EqualIds
 from popmq.testing.sim.lives import Lives
 from popmq.testing.sim.replay import ReplayCheck
 from popmq.testing.sim.simulated_broker import SimulatedBroker
@@ -50,6 +51,7 @@ class TransactionSimulator(Lives):
         self.clients = TransactionClients(
             self.machine, self.oracle, self.rng, self.tally, self.trace_line
         )
+        self.clients.ids = EqualIds(seed)
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
         self._watch_disk()

@@ -1,0 +1,104 @@
+"""No room and no descriptor: what was asked for waits, and nothing that was promised is lost."""
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from popmq.broker.log.segment_file import SegmentFiles
+from popmq.common.disk import RealDisk, SyncFailed, is_shortage
+from popmq.common.errors import PopmqError, TooManyRequests
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.topics import MessageType
+from popmq.testing.disk.disk_faults import Demand
+from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.harness.core_broker import CoreBroker
+
+SEGMENT = 4096
+
+
+def refuse(disk: SimDisk, refused: Demand, part: str = "", end: str = "") -> None:
+    """No operation gets it on a path that has `part` in it and ends so."""
+    number = errno.ENOSPC if refused is Demand.SPACE else errno.EMFILE
+
+    def demanded(demand: Demand, path: str) -> None:
+        if demand is refused and part in path and path.endswith(end):
+            raise OSError(number, os.strerror(number))
+
+    disk.faults.at_demand = demanded
+
+
+def test_a_queue_that_cannot_be_opened_keeps_its_own_messages_waiting_and_no_others() -> None:
+    disk = SimDisk(random.Random(1))
+    core = CoreBroker(disk=disk)
+    core.topic("orders", queues=2)
+    core.group("g")
+    refuse(disk, Demand.DESCRIPTOR, "orders@", "/1")
+    for number in range(6):
+        entry = hop.PutEntry(MessageType.NORMAL, b"%d" % number, b"", 0, number % 2)
+        core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+    bodies = [bytes(delivery.head) for delivery in core.receive("orders", "g", limit=16)]
+    assert bodies == [b"0", b"2", b"4"]
+    with pytest.raises(PopmqError, match="Too many open files; try again") as refusal:
+        core.receive("orders", "g", limit=16)
+    assert isinstance(refusal.value, TooManyRequests), "an empty answer would be a lie"
+    disk.faults.at_demand = None
+    core.advance(100)
+    late = [bytes(delivery.head) for delivery in core.receive("orders", "g", limit=16)]
+    assert late == [b"1", b"3", b"5"]
+
+
+def test_a_log_is_cut_without_giving_up_its_blocks() -> None:
+    """Others would take them, and a slave that has to cut its log could not go on."""
+    disk = SimDisk(random.Random(1))
+    files = SegmentFiles(disk, "data/log", segment_bytes=SEGMENT, preallocate=True)
+    segment = files.segment_for_write(0)
+    segment.write(0, [b"a" * 300])
+    segment.sync()
+    refuse(disk, Demand.SPACE)
+    files.truncate(100)
+    content = disk.durable(segment.path)
+    assert content == b"a" * 100 + bytes(SEGMENT - 100)
+
+
+def test_a_segment_is_removed_from_the_list_when_its_file_is_gone() -> None:
+    disk = SimDisk(random.Random(1))
+    files = SegmentFiles(disk, "data/log", segment_bytes=SEGMENT, preallocate=True)
+    for start in range(0, 3 * SEGMENT, SEGMENT):
+        files.segment_for_write(start)
+    disk.sync_folder("data/log")
+    syncs = 0
+
+    def demanded(demand: Demand, path: str) -> None:
+        nonlocal syncs
+        syncs += demand is Demand.DESCRIPTOR
+        if syncs == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    disk.faults.at_demand = demanded
+    with pytest.raises(OSError, match="Too many open files"):
+        files.truncate(100)
+    files.truncate(100)
+    assert [file.start for file in files] == [0]
+    assert len(disk.names("data/log")) == 1
+
+
+def test_a_sync_that_finds_no_room_has_failed_and_is_no_shortage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have dropped the pages: nothing can be tried again."""
+    file = RealDisk().open(str(tmp_path / "file"), create=True)
+
+    def without_room(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdatasync", without_room)
+    with pytest.raises(SyncFailed) as failure:
+        file.sync()
+    file.close()
+    assert not is_shortage(failure.value)
+    assert is_shortage(OSError(errno.ENOSPC, ""))
+    assert not is_shortage(OSError(errno.EIO, ""))
