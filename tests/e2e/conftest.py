@@ -12,6 +12,7 @@ GRPCIO = {
         (
             "test_bad_input",
             "test_delay_commands",
+            "test_equal_ids",
             "test_official_python",
             "test_older_clients",
             "test_operator_commands",
