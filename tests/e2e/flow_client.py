@@ -33,6 +33,9 @@ ACKERS = 4
 BATCH = 16
 LONG_POLL_S = 2
 OK = 20_000
+# gRPC gives up, and does not repeat, a call that it was about to send when a proxy's GOAWAY came.
+# The server has never seen it; the application acks again.
+UNSENT = "GOAWAY received"
 
 _stdout = threading.Lock()
 _numbers = itertools.count()
@@ -128,11 +131,15 @@ class Receiver:
                 emit("seen", name=name, attempt=message.delivery_attempt)
                 self._ackers.submit(self._ack, name, message)
 
-    def _ack(self, name: str, message: Any) -> None:
+    def _ack(self, name: str, message: Any, *, again: bool = False) -> None:
         try:
             self._consumer.ack(message)
         except Exception as error:
-            emit("ack_failed", name=name, error=repr(error))
+            if UNSENT in str(error) and not again:
+                emit("ack_again", name=name)
+                self._ack(name, message, again=True)
+            else:
+                emit("ack_failed", name=name, error=repr(error))
         else:
             emit("acked", name=name)
 
