@@ -94,7 +94,7 @@ class SendService:
         name = topic.name
         self.stored_by_topic[name] = self.stored_by_topic.get(name, 0) + len(copies)
         units = self._store.put_copies(copies, stamp)
-        self._receipts.record_sends(keys.items(), units, stamp.log_ms)
+        self._receipts.record_sends(keys, units, stamp.log_ms)
         ok = Code.OK
         return [_new(PutResult, (ok, "", unit[3], unit[4], 0)) for unit in units]
 

@@ -12,7 +12,7 @@ that no more than another sixteenth is ever held.
 
 import struct
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from popmq.broker.log.dispatch import PendingUnit
@@ -147,29 +147,30 @@ class SendDeduplication(SnapshotTable):
         return bool(self._long_keys) and _long_key(key, fingerprint) in self._receipts
 
     def record_sends(
-        self, keys: Iterable[tuple[bytes, int]], units: Iterable[PendingUnit], log_ms: int
+        self, fingerprints: Mapping[bytes, int], units: Iterable[PendingUnit], log_ms: int
     ) -> None:
-        """`record_send` of ordinary messages, by key and fingerprint, that became these units.
+        """`record_send` of ordinary messages, by key, that became these units.
 
         None of the keys is `known`. Written out by hand: this runs for every message.
         """
         if not self._window_ms:
             return
-        known, limit, full = self._receipts, self._limit, self._bucket_ids
-        for (key, fingerprint), unit in zip(keys, units, strict=True):
-            if log_ms >= self._until_ms or not self._buckets:
-                self._begin_bucket(log_ms)
-            _, bucket_keys, bucket_receipts = self._buckets[-1]
+        if log_ms >= self._until_ms or not self._buckets:
+            self._begin_bucket(log_ms)
+        _, bucket_keys, bucket_receipts = self._buckets[-1]
+        count, known = len(fingerprints), self._receipts
+        has_room = self._entered + count <= self._limit
+        has_room = has_room and len(bucket_keys) + count < self._bucket_ids
+        for (key, fingerprint), unit in zip(fingerprints.items(), units, strict=True):
             receipt = fingerprint << _PRINT_AT | unit[3] << _QUEUE_AT | unit[4]
-            bucket_keys.append(key)
-            bucket_receipts.append(receipt)
-            known[key] = receipt
-            self._entered += 1
-            if len(bucket_keys) >= full:
-                self._until_ms = 0  # it is full
-            if self._entered > limit:
-                self.evicted += 1
-                self._forget(1)
+            if has_room:
+                bucket_keys.append(key)
+                bucket_receipts.append(receipt)
+                known[key] = receipt
+            else:
+                self._enter(key, receipt, log_ms)
+        if has_room:
+            self._entered += count
 
     def forget_timer(self, identity: int) -> None:
         """It was recalled, or lost: a message that is sent again is another one."""
