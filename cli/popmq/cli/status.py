@@ -95,6 +95,11 @@ class ClusterView:
                 if not member.alive
             ]
             found += [
+                f"{state.group}: {member.broker.node}: {member.shortage}"
+                for member in state.members
+                if member.shortage
+            ]
+            found += [
                 f"{state.group}: {member.broker.node} has other tables than the master"
                 for member in state.members
                 if member.tables_differ_at

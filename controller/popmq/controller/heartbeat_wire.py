@@ -6,6 +6,8 @@ from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.replicas import ReplicaHeartbeat, Role
 from popmq.controller.routes import Route
 
+_SHORTAGE_CHARACTERS = 400
+
 
 def route_from_wire(broker: pb.BrokerAddress) -> Route:
     return Route(
@@ -51,6 +53,7 @@ def replica_from_wire(request: pb.RegisterRequest) -> ReplicaHeartbeat:
         tables_hash_at=request.tables_hash_at or request.tables_differ_at,
         tables_hash=request.tables_hash,
         asks_rebuild=request.asks_rebuild,
+        shortage=request.shortage[:_SHORTAGE_CHARACTERS],
     )
 
 

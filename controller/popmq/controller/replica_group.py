@@ -289,6 +289,7 @@ class ReplicaGroup:
             min_in_sync=heartbeat.min_in_sync,
             meta_version=heartbeat.meta_version,
             tables_differ_at=heartbeat.tables_differ_at,
+            shortage=heartbeat.shortage,
         )
 
 

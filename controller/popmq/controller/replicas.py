@@ -40,6 +40,7 @@ class ReplicaHeartbeat:
     tables_hash_at: int = 0  # the newest difference; tables_differ_at is the first one
     tables_hash: str = ""
     asks_rebuild: int = pb.NO_REBUILD
+    shortage: str = ""  # what its machine lacks
 
     @property
     def is_empty(self) -> bool:

@@ -46,6 +46,7 @@ class BrokerStatus:
     rebuild_wish: RebuildWish | None
     owner: str = ""  # the broker group that this log's topics are copied from
     meta_version: int = 0
+    shortage: str = ""  # what the machine lacks, so that an order could not be done
     draining: bool = False
     moves_timers: bool = False  # to other broker groups
 
@@ -79,6 +80,7 @@ def registration(status: BrokerStatus) -> bytes:
         owner=status.owner,
         meta_version=status.meta_version,
         moves_timers=status.moves_timers,
+        shortage=status.shortage,
     )
     tables, wish = status.tables, status.rebuild_wish
     request.tables_equal_at = tables.equal_at

@@ -84,7 +84,7 @@ class BrokerNode:
         self._on_failure = threads.on_failure
         self._on_demoted = on_demoted or (lambda: None)
         self._postponed: GroupRecord | None = None
-        self._log_due_ms = 0
+        self._shortage, self._log_due_ms = "", 0  # the newest, and from when on it is an old one
         self._short_until_ms = 0  # nothing that writes a small file is tried before
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
         self._life = BrokerIncarnation(
@@ -309,6 +309,7 @@ class BrokerNode:
                 raise
             self._log_shortage(error)
             self._short_until_ms = self.now_ms() + RETRY_MS
+            self.controllers.heartbeat_now()
             return False
         return True
 
@@ -316,8 +317,8 @@ class BrokerNode:
         """Once a second."""
         now_ms = self.now_ms()
         if now_ms >= self._log_due_ms:
-            self._log_due_ms = now_ms + RETRY_MS
-            logger.warning("not done, tried again", extra={"reason": str(error)})
+            self._shortage, self._log_due_ms = str(error), now_ms + RETRY_MS
+            logger.warning("not done, tried again", extra={"reason": self._shortage})
 
     def on_cluster(self, reply: RegisterReply) -> None:
         self.meta.hear(reply.owner, reply.owner_address, reply.owner_epoch)
@@ -522,6 +523,7 @@ class BrokerNode:
             meta_version=self.broker.registry.changes,
             draining=self.broker.registry.draining,
             moves_timers=self.mover.wants_peers(self.broker),
+            shortage=self._shortage if self.now_ms() < self._log_due_ms + RETRY_MS else "",
             tables=following.tables,
             rebuild_wish=following.rebuild_wish,
         )

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"popmq/common/wire/controller.proto\x12\x13popmq.controller.v1\"U\n\x0bGroupRecord\x12\x0e\n\x06leader\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0esync_state_set\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\"i\n\x0fTimerCheckPoint\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x14\n\x0clast_read_ms\x18\x02 \x01(\x03\x12!\n\x19master_timer_queue_offset\x18\x03 \x01(\x03\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x03\"q\n\rBrokerAddress\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\"\xaa\x04\n\x0fRegisterRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x32\n\x06\x62roker\x18\x02 \x01(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x04 \x01(\r\x12-\n\x04role\x18\x05 \x01(\x0e\x32\x1f.popmq.controller.v1.BrokerRole\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\x11\n\tconfirmed\x18\x07 \x01(\x04\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12?\n\x11timer_check_point\x18\t \x01(\x0b\x32$.popmq.controller.v1.TimerCheckPoint\x12\x15\n\rcatch_up_from\x18\n \x01(\x04\x12\x13\n\x0b\x63\x61tch_up_to\x18\x0b \x01(\x04\x12\x0e\n\x06log_id\x18\x0c \x01(\t\x12\r\n\x05owner\x18\r \x01(\t\x12\x14\n\x0cmeta_version\x18\x0e \x01(\x04\x12\x14\n\x0cmoves_timers\x18\x0f \x01(\x08\x12\x17\n\x0ftables_equal_at\x18\x10 \x01(\x04\x12\x18\n\x10tables_differ_at\x18\x11 \x01(\x04\x12\x13\n\x0btables_hash\x18\x12 \x01(\t\x12\x32\n\x0c\x61sks_rebuild\x18\x13 \x01(\x0e\x32\x1c.popmq.controller.v1.Rebuild\x12\x16\n\x0etables_hash_at\x18\x14 \x01(\x04\"\x83\x03\n\x06Member\x12\x32\n\x06\x62roker\x18\x01 \x01(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12-\n\x04role\x18\x02 \x01(\x0e\x32\x1f.popmq.controller.v1.BrokerRole\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x11\n\tconfirmed\x18\x04 \x01(\x04\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\r\n\x05\x61live\x18\x06 \x01(\x08\x12\x11\n\tsilent_ms\x18\x07 \x01(\x03\x12\x15\n\rcatch_up_from\x18\x08 \x01(\x04\x12\x13\n\x0b\x63\x61tch_up_to\x18\t \x01(\x04\x12?\n\x11timer_check_point\x18\n \x01(\x0b\x32$.popmq.controller.v1.TimerCheckPoint\x12\x10\n\x08replicas\x18\x0b \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x0c \x01(\r\x12\x14\n\x0cmeta_version\x18\r \x01(\x04\x12\x18\n\x10tables_differ_at\x18\x0e \x01(\x04\"\xdb\x01\n\nGroupState\x12\r\n\x05group\x18\x01 \x01(\t\x12\x30\n\x06record\x18\x02 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\x12,\n\x07members\x18\x03 \x03(\x0b\x32\x1b.popmq.controller.v1.Member\x12?\n\x11timer_check_point\x18\x04 \x01(\x0b\x32$.popmq.controller.v1.TimerCheckPoint\x12\x0f\n\x07trouble\x18\x05 \x01(\t\x12\x0c\n\x04view\x18\x06 \x01(\x04\"\xfd\x01\n\rRegisterReply\x12\x14\n\x0cheartbeat_ms\x18\x01 \x01(\x03\x12.\n\x05state\x18\x02 \x01(\x0b\x32\x1f.popmq.controller.v1.GroupState\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12\x0e\n\x06groups\x18\x05 \x03(\t\x12\x31\n\x05peers\x18\x06 \x03(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12\x13\n\x0bowner_epoch\x18\t \x01(\r\x12\x17\n\x0fgrants_rebuilds\x18\x07 \x01(\x08\x12\x0f\n\x07rebuild\x18\x08 \x01(\t\"7\n\rRoutesRequest\x12\x15\n\rknown_version\x18\x01 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x03\"r\n\x0bRoutesReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x33\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x62sent\x18\x04 \x03(\t\"\x8b\x01\n\x18\x41lterSyncStateSetRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x18\n\x10\x65xpected_version\x18\x05 \x01(\x04\x12\x16\n\x0esync_state_set\x18\x06 \x03(\t\"\xc2\x01\n\x16\x41lterSyncStateSetReply\x12\x44\n\x07outcome\x18\x01 \x01(\x0e\x32\x33.popmq.controller.v1.AlterSyncStateSetReply.Outcome\x12\x30\n\x06record\x18\x02 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\"0\n\x07Outcome\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07WRITTEN\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\"j\n\x11WatchGroupRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\nknown_view\x18\x03 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\t\"A\n\x0fWatchGroupReply\x12.\n\x05state\x18\x01 \x01(\x0b\x32\x1f.popmq.controller.v1.GroupState\"5\n\x13ListReplicasRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"S\n\x11ListReplicasReply\x12/\n\x06groups\x18\x01 \x03(\x0b\x32\x1f.popmq.controller.v1.GroupState\x12\r\n\x05owner\x18\x02 \x01(\t\"a\n\x0f\x46\x61iloverRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0f\n\x07unclean\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"\xf2\x01\n\rFailoverReply\x12\x30\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\x12/\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\x12\x11\n\tfrom_node\x18\x03 \x01(\t\x12\x0f\n\x07to_node\x18\x04 \x01(\t\x12\x13\n\x0bhanded_over\x18\x05 \x01(\x08\x12\x11\n\tlost_from\x18\x06 \x01(\x04\x12\x0f\n\x07lost_to\x18\x07 \x01(\x04\x12\x12\n\nlost_nodes\x18\x08 \x03(\t\x12\r\n\x05steps\x18\t \x03(\t\"\\\n\x0fHandOverRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\n\n\x02to\x18\x04 \x01(\t\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\"\x1c\n\rHandOverReply\x12\x0b\n\x03\x65nd\x18\x01 \x01(\x04*[\n\nBrokerRole\x12\n\n\x06NOBODY\x10\x00\x12\t\n\x05SLAVE\x10\x01\x12\x0b\n\x07\x43OPYING\x10\x02\x12\x0b\n\x07OPENING\x10\x03\x12\n\n\x06MASTER\x10\x04\x12\x10\n\x0cHANDING_OVER\x10\x05*=\n\x07Rebuild\x12\x0e\n\nNO_REBUILD\x10\x00\x12\x0f\n\x0bLOG_DIFFERS\x10\x01\x12\x11\n\rTABLES_DIFFER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"popmq/common/wire/controller.proto\x12\x13popmq.controller.v1\"U\n\x0bGroupRecord\x12\x0e\n\x06leader\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0esync_state_set\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\"i\n\x0fTimerCheckPoint\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x14\n\x0clast_read_ms\x18\x02 \x01(\x03\x12!\n\x19master_timer_queue_offset\x18\x03 \x01(\x03\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x03\"q\n\rBrokerAddress\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\"\xbc\x04\n\x0fRegisterRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x32\n\x06\x62roker\x18\x02 \x01(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x04 \x01(\r\x12-\n\x04role\x18\x05 \x01(\x0e\x32\x1f.popmq.controller.v1.BrokerRole\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\x11\n\tconfirmed\x18\x07 \x01(\x04\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12?\n\x11timer_check_point\x18\t \x01(\x0b\x32$.popmq.controller.v1.TimerCheckPoint\x12\x15\n\rcatch_up_from\x18\n \x01(\x04\x12\x13\n\x0b\x63\x61tch_up_to\x18\x0b \x01(\x04\x12\x0e\n\x06log_id\x18\x0c \x01(\t\x12\r\n\x05owner\x18\r \x01(\t\x12\x14\n\x0cmeta_version\x18\x0e \x01(\x04\x12\x14\n\x0cmoves_timers\x18\x0f \x01(\x08\x12\x17\n\x0ftables_equal_at\x18\x10 \x01(\x04\x12\x18\n\x10tables_differ_at\x18\x11 \x01(\x04\x12\x13\n\x0btables_hash\x18\x12 \x01(\t\x12\x32\n\x0c\x61sks_rebuild\x18\x13 \x01(\x0e\x32\x1c.popmq.controller.v1.Rebuild\x12\x16\n\x0etables_hash_at\x18\x14 \x01(\x04\x12\x10\n\x08shortage\x18\x15 \x01(\t\"\x95\x03\n\x06Member\x12\x32\n\x06\x62roker\x18\x01 \x01(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12-\n\x04role\x18\x02 \x01(\x0e\x32\x1f.popmq.controller.v1.BrokerRole\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x11\n\tconfirmed\x18\x04 \x01(\x04\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\r\n\x05\x61live\x18\x06 \x01(\x08\x12\x11\n\tsilent_ms\x18\x07 \x01(\x03\x12\x15\n\rcatch_up_from\x18\x08 \x01(\x04\x12\x13\n\x0b\x63\x61tch_up_to\x18\t \x01(\x04\x12?\n\x11timer_check_point\x18\n \x01(\x0b\x32$.popmq.controller.v1.TimerCheckPoint\x12\x10\n\x08replicas\x18\x0b \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x0c \x01(\r\x12\x14\n\x0cmeta_version\x18\r \x01(\x04\x12\x18\n\x10tables_differ_at\x18\x0e \x01(\x04\x12\x10\n\x08shortage\x18\x0f \x01(\t\"\xdb\x01\n\nGroupState\x12\r\n\x05group\x18\x01 \x01(\t\x12\x30\n\x06record\x18\x02 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\x12,\n\x07members\x18\x03 \x03(\x0b\x32\x1b.popmq.controller.v1.Member\x12?\n\x11timer_check_point\x18\x04 \x01(\x0b\x32$.popmq.controller.v1.TimerCheckPoint\x12\x0f\n\x07trouble\x18\x05 \x01(\t\x12\x0c\n\x04view\x18\x06 \x01(\x04\"\xfd\x01\n\rRegisterReply\x12\x14\n\x0cheartbeat_ms\x18\x01 \x01(\x03\x12.\n\x05state\x18\x02 \x01(\x0b\x32\x1f.popmq.controller.v1.GroupState\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12\x0e\n\x06groups\x18\x05 \x03(\t\x12\x31\n\x05peers\x18\x06 \x03(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12\x13\n\x0bowner_epoch\x18\t \x01(\r\x12\x17\n\x0fgrants_rebuilds\x18\x07 \x01(\x08\x12\x0f\n\x07rebuild\x18\x08 \x01(\t\"7\n\rRoutesRequest\x12\x15\n\rknown_version\x18\x01 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x03\"r\n\x0bRoutesReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x33\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\".popmq.controller.v1.BrokerAddress\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x62sent\x18\x04 \x03(\t\"\x8b\x01\n\x18\x41lterSyncStateSetRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x18\n\x10\x65xpected_version\x18\x05 \x01(\x04\x12\x16\n\x0esync_state_set\x18\x06 \x03(\t\"\xc2\x01\n\x16\x41lterSyncStateSetReply\x12\x44\n\x07outcome\x18\x01 \x01(\x0e\x32\x33.popmq.controller.v1.AlterSyncStateSetReply.Outcome\x12\x30\n\x06record\x18\x02 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\"0\n\x07Outcome\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07WRITTEN\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\"j\n\x11WatchGroupRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\nknown_view\x18\x03 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\t\"A\n\x0fWatchGroupReply\x12.\n\x05state\x18\x01 \x01(\x0b\x32\x1f.popmq.controller.v1.GroupState\"5\n\x13ListReplicasRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"S\n\x11ListReplicasReply\x12/\n\x06groups\x18\x01 \x03(\x0b\x32\x1f.popmq.controller.v1.GroupState\x12\r\n\x05owner\x18\x02 \x01(\t\"a\n\x0f\x46\x61iloverRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0f\n\x07unclean\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"\xf2\x01\n\rFailoverReply\x12\x30\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\x12/\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32 .popmq.controller.v1.GroupRecord\x12\x11\n\tfrom_node\x18\x03 \x01(\t\x12\x0f\n\x07to_node\x18\x04 \x01(\t\x12\x13\n\x0bhanded_over\x18\x05 \x01(\x08\x12\x11\n\tlost_from\x18\x06 \x01(\x04\x12\x0f\n\x07lost_to\x18\x07 \x01(\x04\x12\x12\n\nlost_nodes\x18\x08 \x03(\t\x12\r\n\x05steps\x18\t \x03(\t\"\\\n\x0fHandOverRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\n\n\x02to\x18\x04 \x01(\t\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\"\x1c\n\rHandOverReply\x12\x0b\n\x03\x65nd\x18\x01 \x01(\x04*[\n\nBrokerRole\x12\n\n\x06NOBODY\x10\x00\x12\t\n\x05SLAVE\x10\x01\x12\x0b\n\x07\x43OPYING\x10\x02\x12\x0b\n\x07OPENING\x10\x03\x12\n\n\x06MASTER\x10\x04\x12\x10\n\x0cHANDING_OVER\x10\x05*=\n\x07Rebuild\x12\x0e\n\nNO_REBUILD\x10\x00\x12\x0f\n\x0bLOG_DIFFERS\x10\x01\x12\x11\n\rTABLES_DIFFER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'popmq.common.wire.controller_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BROKERROLE']._serialized_start=3088
-  _globals['_BROKERROLE']._serialized_end=3179
-  _globals['_REBUILD']._serialized_start=3181
-  _globals['_REBUILD']._serialized_end=3242
+  _globals['_BROKERROLE']._serialized_start=3124
+  _globals['_BROKERROLE']._serialized_end=3215
+  _globals['_REBUILD']._serialized_start=3217
+  _globals['_REBUILD']._serialized_end=3278
   _globals['_GROUPRECORD']._serialized_start=59
   _globals['_GROUPRECORD']._serialized_end=144
   _globals['_TIMERCHECKPOINT']._serialized_start=146
@@ -42,37 +42,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BROKERADDRESS']._serialized_start=253
   _globals['_BROKERADDRESS']._serialized_end=366
   _globals['_REGISTERREQUEST']._serialized_start=369
-  _globals['_REGISTERREQUEST']._serialized_end=923
-  _globals['_MEMBER']._serialized_start=926
-  _globals['_MEMBER']._serialized_end=1313
-  _globals['_GROUPSTATE']._serialized_start=1316
-  _globals['_GROUPSTATE']._serialized_end=1535
-  _globals['_REGISTERREPLY']._serialized_start=1538
-  _globals['_REGISTERREPLY']._serialized_end=1791
-  _globals['_ROUTESREQUEST']._serialized_start=1793
-  _globals['_ROUTESREQUEST']._serialized_end=1848
-  _globals['_ROUTESREPLY']._serialized_start=1850
-  _globals['_ROUTESREPLY']._serialized_end=1964
-  _globals['_ALTERSYNCSTATESETREQUEST']._serialized_start=1967
-  _globals['_ALTERSYNCSTATESETREQUEST']._serialized_end=2106
-  _globals['_ALTERSYNCSTATESETREPLY']._serialized_start=2109
-  _globals['_ALTERSYNCSTATESETREPLY']._serialized_end=2303
-  _globals['_ALTERSYNCSTATESETREPLY_OUTCOME']._serialized_start=2255
-  _globals['_ALTERSYNCSTATESETREPLY_OUTCOME']._serialized_end=2303
-  _globals['_WATCHGROUPREQUEST']._serialized_start=2305
-  _globals['_WATCHGROUPREQUEST']._serialized_end=2411
-  _globals['_WATCHGROUPREPLY']._serialized_start=2413
-  _globals['_WATCHGROUPREPLY']._serialized_end=2478
-  _globals['_LISTREPLICASREQUEST']._serialized_start=2480
-  _globals['_LISTREPLICASREQUEST']._serialized_end=2533
-  _globals['_LISTREPLICASREPLY']._serialized_start=2535
-  _globals['_LISTREPLICASREPLY']._serialized_end=2618
-  _globals['_FAILOVERREQUEST']._serialized_start=2620
-  _globals['_FAILOVERREQUEST']._serialized_end=2717
-  _globals['_FAILOVERREPLY']._serialized_start=2720
-  _globals['_FAILOVERREPLY']._serialized_end=2962
-  _globals['_HANDOVERREQUEST']._serialized_start=2964
-  _globals['_HANDOVERREQUEST']._serialized_end=3056
-  _globals['_HANDOVERREPLY']._serialized_start=3058
-  _globals['_HANDOVERREPLY']._serialized_end=3086
+  _globals['_REGISTERREQUEST']._serialized_end=941
+  _globals['_MEMBER']._serialized_start=944
+  _globals['_MEMBER']._serialized_end=1349
+  _globals['_GROUPSTATE']._serialized_start=1352
+  _globals['_GROUPSTATE']._serialized_end=1571
+  _globals['_REGISTERREPLY']._serialized_start=1574
+  _globals['_REGISTERREPLY']._serialized_end=1827
+  _globals['_ROUTESREQUEST']._serialized_start=1829
+  _globals['_ROUTESREQUEST']._serialized_end=1884
+  _globals['_ROUTESREPLY']._serialized_start=1886
+  _globals['_ROUTESREPLY']._serialized_end=2000
+  _globals['_ALTERSYNCSTATESETREQUEST']._serialized_start=2003
+  _globals['_ALTERSYNCSTATESETREQUEST']._serialized_end=2142
+  _globals['_ALTERSYNCSTATESETREPLY']._serialized_start=2145
+  _globals['_ALTERSYNCSTATESETREPLY']._serialized_end=2339
+  _globals['_ALTERSYNCSTATESETREPLY_OUTCOME']._serialized_start=2291
+  _globals['_ALTERSYNCSTATESETREPLY_OUTCOME']._serialized_end=2339
+  _globals['_WATCHGROUPREQUEST']._serialized_start=2341
+  _globals['_WATCHGROUPREQUEST']._serialized_end=2447
+  _globals['_WATCHGROUPREPLY']._serialized_start=2449
+  _globals['_WATCHGROUPREPLY']._serialized_end=2514
+  _globals['_LISTREPLICASREQUEST']._serialized_start=2516
+  _globals['_LISTREPLICASREQUEST']._serialized_end=2569
+  _globals['_LISTREPLICASREPLY']._serialized_start=2571
+  _globals['_LISTREPLICASREPLY']._serialized_end=2654
+  _globals['_FAILOVERREQUEST']._serialized_start=2656
+  _globals['_FAILOVERREQUEST']._serialized_end=2753
+  _globals['_FAILOVERREPLY']._serialized_start=2756
+  _globals['_FAILOVERREPLY']._serialized_end=2998
+  _globals['_HANDOVERREQUEST']._serialized_start=3000
+  _globals['_HANDOVERREQUEST']._serialized_end=3092
+  _globals['_HANDOVERREPLY']._serialized_start=3094
+  _globals['_HANDOVERREPLY']._serialized_end=3122
 # @@protoc_insertion_point(module_scope)

@@ -211,6 +211,7 @@ class RegisterRequest(_message.Message):
     TABLES_HASH_FIELD_NUMBER: _builtins.int
     ASKS_REBUILD_FIELD_NUMBER: _builtins.int
     TABLES_HASH_AT_FIELD_NUMBER: _builtins.int
+    SHORTAGE_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     replicas: _builtins.int
     """0 and 1: the group has this one broker, and needs no record"""
@@ -245,6 +246,8 @@ class RegisterRequest(_message.Message):
     asks_rebuild: Global___Rebuild.ValueType
     tables_hash_at: _builtins.int
     """the newest at which they were not equal; 0: tables_differ_at"""
+    shortage: _builtins.str
+    """what its machine lacks, so that it could not do as it was told"""
     @_builtins.property
     def broker(self) -> Global___BrokerAddress: ...
     @_builtins.property
@@ -274,10 +277,11 @@ class RegisterRequest(_message.Message):
         tables_hash: _builtins.str = ...,
         asks_rebuild: Global___Rebuild.ValueType = ...,
         tables_hash_at: _builtins.int = ...,
+        shortage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_rebuild", b"asks_rebuild", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "tables_differ_at", b"tables_differ_at", "tables_equal_at", b"tables_equal_at", "tables_hash", b"tables_hash", "tables_hash_at", b"tables_hash_at", "timer_check_point", b"timer_check_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_rebuild", b"asks_rebuild", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "shortage", b"shortage", "tables_differ_at", b"tables_differ_at", "tables_equal_at", b"tables_equal_at", "tables_hash", b"tables_hash", "tables_hash_at", b"tables_hash_at", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -303,6 +307,7 @@ class Member(_message.Message):
     MIN_IN_SYNC_FIELD_NUMBER: _builtins.int
     META_VERSION_FIELD_NUMBER: _builtins.int
     TABLES_DIFFER_AT_FIELD_NUMBER: _builtins.int
+    SHORTAGE_FIELD_NUMBER: _builtins.int
     role: Global___BrokerRole.ValueType
     end: _builtins.int
     confirmed: _builtins.int
@@ -317,6 +322,8 @@ class Member(_message.Message):
     meta_version: _builtins.int
     tables_differ_at: _builtins.int
     """its tables were not the master's at this position; 0: they are"""
+    shortage: _builtins.str
+    """what its machine lacks now; empty: nothing"""
     @_builtins.property
     def broker(self) -> Global___BrokerAddress: ...
     @_builtins.property
@@ -338,10 +345,11 @@ class Member(_message.Message):
         min_in_sync: _builtins.int = ...,
         meta_version: _builtins.int = ...,
         tables_differ_at: _builtins.int = ...,
+        shortage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "confirmed", b"confirmed", "end", b"end", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "priority", b"priority", "replicas", b"replicas", "role", b"role", "silent_ms", b"silent_ms", "tables_differ_at", b"tables_differ_at", "timer_check_point", b"timer_check_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "confirmed", b"confirmed", "end", b"end", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "priority", b"priority", "replicas", b"replicas", "role", b"role", "shortage", b"shortage", "silent_ms", b"silent_ms", "tables_differ_at", b"tables_differ_at", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
