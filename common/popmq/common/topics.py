@@ -26,6 +26,7 @@ DLQ_PREFIX = "%DLQ%"
 TIMER_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TIMER"
 TRANSACTION_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TRANS"
 PARKED_PREFIX = "%PARKED%"
+INTERNAL_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, PARKED_PREFIX)
 
 TOPIC_NAME_LIMIT = 127
 GROUP_NAME_LIMIT = 120
@@ -272,10 +273,13 @@ def is_parked_topic(name: str) -> bool:
 
 
 def split_group_topic(name: str) -> tuple[str, str]:
-    """The group and the topic that a retry or a parking topic belongs to."""
-    prefix = PARKED_PREFIX if is_parked_topic(name) else RETRY_PREFIX
-    group, _, topic = name[len(prefix) :].partition("+")
-    return group, topic
+    """The group and the topic that a retry or a parking topic belongs to; of a dead-letter topic
+    the group alone, of any other the topic alone."""
+    for prefix in INTERNAL_PREFIXES:
+        if name.startswith(prefix):
+            group, _, topic = name[len(prefix) :].partition("+")
+            return group, topic
+    return "", name
 
 
 def is_group_owned(name: str) -> bool:
@@ -286,7 +290,7 @@ def is_group_owned(name: str) -> bool:
 def has_dead_letters(name: str) -> bool:
     """Whether its messages are dead letters, or the retries of a group that reads dead letters."""
     base = split_group_topic(name)[1] if is_group_owned(name) else name
-    return base.startswith(DLQ_PREFIX)
+    return is_dead_letter_topic(base)
 
 
 def first_attempt(name: str, stored: int) -> int:
@@ -296,6 +300,23 @@ def first_attempt(name: str, stored: int) -> int:
     dead letter it is that of another group.
     """
     return stored if is_group_owned(name) else 1
+
+
+def is_internal_topic(name: str) -> bool:
+    """A retry, a parking or a dead-letter topic: each broker group makes its own when it needs one.
+
+    Not every name with a `%`: users' topics of earlier releases may begin with it.
+    """
+    return name.startswith(INTERNAL_PREFIXES)
+
+
+def is_dead_letter_topic(name: str) -> bool:
+    return name.startswith(DLQ_PREFIX)
+
+
+def group_of_dead_letters(name: str) -> str:
+    """The group whose `dlq_topic` that is; empty for any other name."""
+    return name[len(DLQ_PREFIX) :] if is_dead_letter_topic(name) else ""
 
 
 def is_system_topic(name: str) -> bool:
@@ -322,12 +343,21 @@ def check_topic_name(name: str) -> None:
     allows, but nobody sends to it.
     """
     check_readable_topic_name(name)
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX, PARKED_PREFIX)):
+    if is_internal_topic(name):
         raise Refused(
             Code.ILLEGAL_TOPIC,
             f"topic {name} is written by popmq only: names that start with "
             f"{RETRY_PREFIX}, {DLQ_PREFIX} or {PARKED_PREFIX} cannot be created or sent to",
         )
+
+
+def check_new_name(name: str, what: str, code: Code) -> None:
+    """Raise `code` if a new topic or a new group may not have the name.
+
+    Those that exist keep theirs.
+    """
+    if name.startswith("%"):
+        raise Refused(code, f"{what} {name!r} begins with %, as only popmq's own names do")
 
 
 def check_readable_topic_name(name: str) -> None:

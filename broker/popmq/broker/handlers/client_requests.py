@@ -43,7 +43,7 @@ class ClientRequests:
         )
         if request.topic_id not in (0, topic.id):
             raise OtherIncarnation(f"the message was placed for another topic {topic.name}")
-        if topic.name[0] == "%":
+        if topics.is_internal_topic(topic.name):
             topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")

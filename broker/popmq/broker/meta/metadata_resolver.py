@@ -63,7 +63,11 @@ class MetadataResolver:
         return now_ms - self._same_since_ms >= SAME_GROUPS_MS
 
     def _is_unplaced(self, topic: TopicConfig) -> bool:
-        return topic.name[0] != "%" and _has_fixed_places(topic) and not topic.brokers
+        return (
+            not topics.is_internal_topic(topic.name)
+            and _has_fixed_places(topic)
+            and not topic.brokers
+        )
 
     def _place(self, name: str) -> None:
         topic = self._registry.find_topic(name)
@@ -86,7 +90,7 @@ class MetadataResolver:
         here.
         """
         topic = self._registry.find_topic(name)
-        if topic is not None and name[0] != "%":
+        if topic is not None and not topics.is_internal_topic(name):
             if topic.id < least_id and self._registry.owner:
                 self._registry.request_topic_copy(name)
                 raise _not_copied("topic", name)

@@ -287,6 +287,8 @@ class Registry(MetadataTable):
             topics.check_topic_name(requested.name)
         if requested.name in self._topics:
             raise Refused(Code.BAD_REQUEST, f"topic {requested.name} exists already")
+        if not internal:
+            topics.check_new_name(requested.name, "topic name", Code.ILLEGAL_TOPIC)
         if len(self._topics) >= TOPIC_LIMIT and not internal:
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
@@ -366,7 +368,7 @@ class Registry(MetadataTable):
     def delete_topic(self, name: str) -> TopicConfig:
         """Delete the topic with its messages, and what groups have of it in topics of their own."""
         topics.check_readable_topic_name(name)
-        if name[0] != "%":  # dead letters are this group's own
+        if not topics.is_internal_topic(name):  # dead letters are this group's own
             self._check_owned()
         gone = self.topic(name)
         self.remove_topic(gone)
@@ -384,6 +386,7 @@ class Registry(MetadataTable):
         topics.check_group_name(requested.name)
         if requested.name in self._groups:
             raise Refused(Code.BAD_REQUEST, f"consumer group {requested.name} exists already")
+        topics.check_new_name(requested.name, "consumer group name", Code.ILLEGAL_CONSUMER_GROUP)
         if len(self._groups) >= GROUP_LIMIT:
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
@@ -502,7 +505,7 @@ def _check_quota(user: str, quotas: Quotas, name: str, used: int, more: int) -> 
 
 def owned_records(table: MetadataTable) -> list[MetaRecord]:
     """What other broker groups copy: all topics that users made, and all groups."""
-    own = [topic for topic in table.topics() if topic.name[0] != "%"]
+    own = [topic for topic in table.topics() if not topics.is_internal_topic(topic.name)]
     return [
         *(MetaRecord(version=META_VERSION, topic=topic_record(topic)) for topic in own),
         *(MetaRecord(version=META_VERSION, group=group_record(group)) for group in table.groups()),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from popmq.common.topics import DLQ_PREFIX, PARKED_PREFIX, RETRY_PREFIX
+from popmq.common.topics import split_group_topic
 from popmq.common.users import PolicyEntry, UserConfig, split_resource
 
 DECISIONS_KEPT = 4_096
@@ -221,10 +221,8 @@ def namespace_of_name(name: str) -> str:
 @lru_cache(maxsize=NEEDS_KEPT)
 def topic_need(actions: tuple[str, ...], name: str) -> Need:
     """A group's own topics (dead letters, retries, parked messages) belong to the group."""
-    for prefix in (DLQ_PREFIX, RETRY_PREFIX, PARKED_PREFIX):
-        if name.startswith(prefix):
-            return Need(actions, "group", name.removeprefix(prefix).partition("+")[0])
-    return Need(actions, "topic", name)
+    group, _ = split_group_topic(name)
+    return Need(actions, "group", group) if group else Need(actions, "topic", name)
 
 
 @lru_cache(maxsize=NEEDS_KEPT)

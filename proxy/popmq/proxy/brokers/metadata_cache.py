@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.topics import SubscriptionGroup, TopicConfig, is_internal_topic
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers.broker_ports import BrokerPorts, owner_first
 from popmq.proxy.rpc.convert import group_of, topic_of
@@ -64,7 +64,7 @@ class MetadataCache:
             return
         body = admin_pb2.DescribeTopicRequest(name=name).SerializeToString()
         then = partial(_decoded, topic_of, on_result)
-        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=name.startswith("%"))
+        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=is_internal_topic(name))
 
     def known_topic(self, name: str) -> TopicConfig | None:
         """What `topic` would tell at once; None if it has to ask, or to think."""
@@ -81,7 +81,9 @@ class MetadataCache:
             then(topic_id, 0 if isinstance(result, PopmqError) else result.id)
 
         def topic_known(result: TopicConfig | PopmqError) -> None:
-            topic_id = 0 if isinstance(result, PopmqError) or topic[0] == "%" else result.id
+            topic_id = (
+                0 if isinstance(result, PopmqError) or is_internal_topic(topic) else result.id
+            )
             if group:
                 self._groups.get(group, partial(group_known, topic_id))
             else:
@@ -111,7 +113,7 @@ class MetadataCache:
         request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
         body = request.SerializeToString()
         then = partial(_decoded, _described_topic, on_result)
-        everywhere = name.startswith("%")
+        everywhere = is_internal_topic(name)
         ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=everywhere)
 
     def _ask_group(self, name: str, on_result: OnResult[_Described[SubscriptionGroup]]) -> None:
