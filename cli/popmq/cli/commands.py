@@ -128,6 +128,18 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
         return _STATUS_OF_CODE.get(_number_of(error), Status.REFUSED)
     except KeyboardInterrupt:
         return Status.INTERRUPTED
+    except Exception as error:  # a fault of ours, perhaps after the command had an effect
+        from popmq.common.settings.settings import TRACEBACK, environment
+
+        if _is_role(arguments) or environment().get(TRACEBACK):
+            raise
+        shown = escaped(" ".join(f"{type(error).__name__}: {error}".split()))
+        print(
+            f"popmq: internal error: {shown}; what the command did may have an effect "
+            f"({TRACEBACK}=1 shows where it failed)",
+            file=sys.stderr,
+        )
+        return Status.REFUSED
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:
@@ -149,13 +161,17 @@ def _has_no_output(arguments: Sequence[str]) -> bool:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process
-    entry = COMMANDS.get(arguments[0]) if arguments else None
-    if not closed or (entry is not None and entry.section == RUNNING):
+    if not closed or _is_role(arguments):
         return False
     print(
         "popmq: standard output is closed: nothing was done (>/dev/null hides it)", file=sys.stderr
     )
     return True
+
+
+def _is_role(arguments: Sequence[str]) -> bool:
+    entry = COMMANDS.get(arguments[0]) if arguments else None
+    return entry is not None and entry.section == RUNNING
 
 
 def _number_of(error: Exception) -> int:

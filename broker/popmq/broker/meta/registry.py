@@ -37,6 +37,7 @@ from popmq.common.wire.meta_pb2 import AuthRecord, Followed, LastIds, MetaRecord
 
 TOPIC_LIMIT = 50_000
 GROUP_LIMIT = 50_000
+DELETED_KEPT = 1_000  # names
 WANTED_LIMIT = 64  # names that are asked of the owner at once
 _PER_PIECE = 128
 _NO_QUOTAS = Quotas()
@@ -82,6 +83,7 @@ class MetadataTable(SnapshotTable):
         self.owner = ""  # the broker group whose topics and groups these are; empty: this one
         # Its epoch and its `changes` when they were copied last.
         self.owner_epoch = self.owner_version = 0
+        self._deleted_topics: dict[int, str] = {}  # names, since the start; the newest are kept
         self.missing_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
         self.missing_groups: set[str] = set()
         self.draining = False  # no new messages
@@ -111,6 +113,14 @@ class MetadataTable(SnapshotTable):
 
     def topic_by_id(self, topic_id: int) -> TopicConfig | None:
         return self._topics_by_id.get(topic_id)
+
+    def topic_label(self, topic_id: int) -> str:
+        """For people: its name; of a deleted one the name that it had, as far as it is known."""
+        topic = self._topics_by_id.get(topic_id)
+        if topic is not None:
+            return topic.name
+        name = self._deleted_topics.get(topic_id)
+        return f"{name} (deleted)" if name else f"(deleted, topic id {topic_id})"
 
     def group(self, name: str) -> SubscriptionGroup:
         group = self._groups.get(name)
@@ -270,6 +280,9 @@ class MetadataTable(SnapshotTable):
             del self._topics[gone.name]
             self._store.dispatch.drop_topic(topic_id)
             self.lites.drop_topic(topic_id)
+            if len(self._deleted_topics) >= DELETED_KEPT:
+                del self._deleted_topics[next(iter(self._deleted_topics))]
+            self._deleted_topics[topic_id] = gone.name
             self._listener.on_topic_deleted(gone)
 
 
