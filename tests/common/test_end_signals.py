@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from popmq.common.end_signals import on_end_signal
+from popmq.common.unhandled import on_end_signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,5 +1,7 @@
 """`popmq lag` and `popmq reset-offset`: the offsets of consumer groups, and a change of them."""
 
+from collections.abc import Sequence
+
 import click
 from google.protobuf.json_format import MessageToDict
 
@@ -136,6 +138,33 @@ def joined(reply: admin.LagReply) -> list[admin.Lag]:
 
 def total_of(lag: admin.Lag) -> int:
     return lag.ready + lag.in_flight + lag.blocked
+
+
+def parked_fields(parked: Sequence[admin.ParkedKey]) -> list[dict[str, str | int]]:
+    return [
+        {
+            "broker": item.broker,
+            "topic": item.topic,
+            "key": item.key,
+            "queue": item.queue_id,
+            "messages": item.messages,
+            "parked_ms": item.parked_ms,
+            "state": item.state,
+        }
+        for item in parked
+    ]
+
+
+def unordered_topics(client: Client, group: admin.Group, lag: admin.LagReply) -> list[str]:
+    """FIFO topics that the group reads without being a FIFO group."""
+    if group.type == "fifo":
+        return []
+    found = []
+    for name in sorted({row.topic for row in lag.lags})[:100]:
+        request = admin.DescribeTopicRequest(name=name)
+        if client.call_admin(request, admin.TopicReply).topic.type == "fifo":
+            found.append(name)
+    return found
 
 
 def lag_lines(reply: admin.LagReply, *, wide: bool = False) -> list[str]:

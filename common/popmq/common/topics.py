@@ -6,6 +6,7 @@ letters, digits, `%`, `|`, `_`, `-`; 127 characters for a topic, 120 for a group
 """
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -234,6 +235,20 @@ class LiteTopicKind(TopicKind):
 _QUEUES, _LITE = TopicKind(), LiteTopicKind()
 
 
+def loses_order(group: SubscriptionGroup, topic: TopicConfig) -> bool:
+    """Whether the topic's messages have an order that the group does not keep."""
+    return topic.type is MessageType.FIFO and group.type is not GroupType.FIFO
+
+
+def unordered_text(group: str, names: Sequence[str]) -> str:
+    """What is wrong with such a pair, and the way out."""
+    return (
+        f"group {group} is normal and reads FIFO topics ({', '.join(names)}): a message that comes "
+        "back is delivered behind later ones. Make a group of another name for it (`popmq group "
+        f"create {group}-fifo --type fifo`)"
+    )
+
+
 def retry_topic(group: str, topic: str) -> str:
     """`+` is illegal in users' names, so the pair can be told apart again (RocketMQ's V2)."""
     return f"{RETRY_PREFIX}{group}+{topic}"
@@ -323,6 +338,24 @@ def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 
 
+def absence_text(name: str, groups: Collection[str]) -> str:
+    """That there is no such topic, and what to do; each reason has a text of its own."""
+    if group := group_of_dead_letters(name):
+        why = f"consumer group {group} has no dead letters yet"
+        if group not in groups:
+            why = (
+                f"there is no consumer group {group}, and it left no dead letters; "
+                "`popmq group list` shows the groups"
+            )
+    elif is_system_topic(name) or is_internal_topic(name):
+        why = "popmq makes topics of such names, and clients cannot create them"
+    elif not is_new_name(name):
+        why = "no new topic begins with %"
+    else:
+        why = f"create it with `popmq topic create {name}`, or set topic.auto_create"
+    return f"topic {name} does not exist: {why}"
+
+
 def check_form(
     name: str, what: str, limit: int, code: Code, allowed: re.Pattern[str] = _ALLOWED
 ) -> None:
@@ -351,12 +384,14 @@ def check_topic_name(name: str) -> None:
         )
 
 
-def check_new_name(name: str, what: str, code: Code) -> None:
-    """Raise `code` if a new topic or a new group may not have the name.
+def is_new_name(name: str) -> bool:
+    """Whether a new topic or a new group may have it. Those that exist keep theirs."""
+    return not name.startswith("%")
 
-    Those that exist keep theirs.
-    """
-    if name.startswith("%"):
+
+def check_new_name(name: str, what: str, code: Code) -> None:
+    """Raise `code` unless a new topic or a new group may have the name."""
+    if not is_new_name(name):
         raise Refused(code, f"{what} {name!r} begins with %, as only popmq's own names do")
 
 

@@ -85,7 +85,7 @@ class MetadataTable(SnapshotTable):
         self.owner_epoch = self.owner_version = 0
         self._deleted_topics: dict[int, str] = {}  # names, since the start; the newest are kept
         self.missing_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
-        self.missing_groups: set[str] = set()
+        self.missing_groups: dict[str, bool] = {}  # and whether they are to be FIFO
         self.draining = False  # no new messages
         self._restored_changes = 0
         self.signing_keys = SigningKeys(store.log_ms)
@@ -96,16 +96,8 @@ class MetadataTable(SnapshotTable):
 
     def topic(self, name: str) -> TopicConfig:
         topic = self._topics.get(name)
-        if topic is None and (topics.is_system_topic(name) or topics.is_group_owned(name)):
-            raise TopicNotFound(
-                f"topic {name} does not exist: popmq makes topics of such names, and clients "
-                "cannot create them"
-            )
         if topic is None:
-            raise TopicNotFound(
-                f"topic {name} does not exist: create it with `popmq topic create {name}`, or "
-                "set topic.auto_create"
-            )
+            raise TopicNotFound(topics.absence_text(name, self._groups))
         return topic
 
     def find_topic(self, name: str) -> TopicConfig | None:
@@ -169,9 +161,9 @@ class MetadataTable(SnapshotTable):
         if len(self.missing_topics) < WANTED_LIMIT:
             self.missing_topics.add(name)
 
-    def request_group_copy(self, name: str) -> None:
+    def request_group_copy(self, name: str, *, fifo: bool = False) -> None:
         if len(self.missing_groups) < WANTED_LIMIT:
-            self.missing_groups.add(name)
+            self.missing_groups[name] = fifo
 
     # -- apply
 
@@ -419,7 +411,10 @@ class Registry(MetadataTable):
         if new.type is not old.type:
             raise Refused(
                 Code.BAD_REQUEST,
-                f"the type of consumer group {old.name} is {old.type.name} and cannot change",
+                f"the type of consumer group {old.name} is {old.type.name} and cannot change: "
+                "create a group of another name, or delete it with its offsets (`popmq group "
+                f"delete {old.name}`) and create it again (`popmq group create {old.name} --type "
+                f"{new.type.name.lower()}`)",
             )
         self._write(MetaRecord(version=META_VERSION, group=group_record(new)))
         return new

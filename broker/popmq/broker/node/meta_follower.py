@@ -135,6 +135,7 @@ class MetaFollower:
             wait_ms=ASK_MS,
             topics=sorted(registry.missing_topics),
             groups=sorted(registry.missing_groups),
+            fifo_groups=sorted(name for name, fifo in registry.missing_groups.items() if fifo),
         )
         registry.missing_topics.clear()
         registry.missing_groups.clear()

@@ -12,6 +12,7 @@ import click
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
+from popmq.broker.diagnostics.lag import met_pairs
 from popmq.broker.doctor import examination
 from popmq.broker.doctor.examination import Diagnosis, Summary
 from popmq.broker.doctor.finding import Finding, MoveFiles, Repair, RequiredAction
@@ -39,6 +40,7 @@ from popmq.common.settings.settings import (
     load_settings,
 )
 from popmq.common.step_loop import InlineFlusher
+from popmq.common.topics import loses_order
 
 
 def run_doctor(args: Args) -> int:
@@ -160,7 +162,16 @@ def rehearse(
         groups=sum(1 for _ in broker.registry.groups()),
         check_points=len(broker.table),
         in_flight=broker.table.in_flight,
+        unordered=_unordered(broker),
     )
+
+
+def _unordered(broker: Broker) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for pair in met_pairs(broker.registry, broker.table):
+        if pair is not None and loses_order(pair.group, pair.topic):
+            found.setdefault(pair.group.name, []).append(pair.topic.name)
+    return found
 
 
 def _run(args: Args) -> int:

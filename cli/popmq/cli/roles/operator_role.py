@@ -7,9 +7,9 @@ from functools import partial
 from popmq.cli.roles.life import RoleRunner
 from popmq.cli.roles.role_process import role_settings, run_role, serve_http
 from popmq.cli.terminal.command_line import Args
-from popmq.common.end_signals import on_end_signal
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import Settings
+from popmq.common.unhandled import on_end_signal
 
 
 def run_operator(args: Args) -> int:

@@ -27,7 +27,6 @@ from popmq.cli.terminal.command_line import Args
 from popmq.cli.terminal.contexts import DEFAULT_ENDPOINT
 from popmq.common.address import format_address
 from popmq.common.disk import RealDisk
-from popmq.common.end_signals import on_end_signal
 from popmq.common.errors import ConfigError
 from popmq.common.metric_table.row import PREFIX
 from popmq.common.metric_table.table import reading
@@ -50,6 +49,7 @@ from popmq.common.settings.settings import (
     load_settings,
     parse_address,
 )
+from popmq.common.unhandled import on_end_signal
 from popmq.common.unix_socket import SOCKET_PATH_LIMIT
 from popmq.common.version import VERSION
 

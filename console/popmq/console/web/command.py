@@ -11,12 +11,12 @@ from popmq.cli.resource_names import client_of
 from popmq.cli.roles.supervised_process import die_with_parent
 from popmq.cli.terminal.command_line import Args
 from popmq.common.address import format_address, is_loopback, parse_address
-from popmq.common.end_signals import on_end_signal
 from popmq.common.errors import ConfigError
 from popmq.common.observability import setup_logging
 from popmq.common.settings.console_settings import ConsoleSettings
 from popmq.common.settings.settings import environment, load_settings
 from popmq.common.signing import Signer
+from popmq.common.unhandled import on_end_signal
 
 THREADS = 128
 STOP_S = 2  # a page that is being made may end

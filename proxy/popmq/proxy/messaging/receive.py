@@ -180,7 +180,7 @@ class ReceiveMessage:
         else:
             # Of lite topics each client waits for its own: which kind this is has to be known.
             then = partial(rpc.run, self._topic_known, rpc, pop, names)
-            self._routes.topic(pop.topic, then)
+            self._routes.topic_of_receive(pop.topic, then)
 
     def _topic_known(
         self, rpc: Rpc, pop: PopRequest, names: Sequence[str], topic: TopicConfig | PopmqError
