@@ -211,6 +211,7 @@ class ProxySettings(_Section):
     advertise: str = _address("", optional=True)
     admin_listen: str = _frame_address("", optional=True)  # "": a unix socket that it names
     admin_on_public: bool = False
+    reflection: bool = False
     transport: str = _one_of("lean", "lean", "grpcio")
     workers: int = _within(1, 1, 256)  # processes that share the port
     tls: str = _one_of("auto", "auto", "off", "only")
