@@ -107,6 +107,7 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    parsed: Invocation | int = 0
     try:
         parsed = parse(_as_options(arguments))
         if interrupts:
@@ -124,7 +125,7 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Status.NOT_READ
     except (PopmqError, OSError) as error:
-        print("popmq:", escaped(" ".join(str(error).split())), file=sys.stderr)
+        print("popmq:", escaped(" ".join(_text_of(error, parsed).split())), file=sys.stderr)
         return _STATUS_OF_CODE.get(_number_of(error), Status.REFUSED)
     except KeyboardInterrupt:
         return Status.INTERRUPTED
@@ -140,6 +141,16 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
             file=sys.stderr,
         )
         return Status.REFUSED
+
+
+def _text_of(error: Exception, parsed: Invocation | int) -> str:
+    """Of a full disk what it has no room for."""
+    from popmq.common.disk import NO_ROOM, no_room_text
+
+    data = "" if isinstance(parsed, int) else getattr(parsed.args, "data", None) or ""
+    if isinstance(error, OSError) and error.errno in NO_ROOM and os.path.isdir(data):
+        return no_room_text(data, error.errno)
+    return str(error)
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:

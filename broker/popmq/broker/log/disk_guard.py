@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.common.disk import NO_DESCRIPTORS, Disk
+from popmq.common.disk import NO_DESCRIPTORS, NO_FILE_LIMIT, Disk
 from popmq.common.errors import TooManyRequests
 from popmq.common.settings.settings import StoreSettings
 from popmq.common.step_loop import Flusher
@@ -47,9 +47,11 @@ class DiskGuard:
         self._look_due_ms = 0
         self._reserving = False
         self._cannot_reserve = False
+        self._over_quota = False
         self.index_blocked = False  # units of queues could not be written
         self.used_percent = 0.0
         self.free_bytes = 0
+        self.free_files = NO_FILE_LIMIT
         self.sends_refused = 0
         self.writes_refused = 0
 
@@ -89,6 +91,13 @@ class DiskGuard:
                 f"the disk of {self._folder} is {self.used_percent:.1f} % used, sends stop at "
                 f"{self._settings.disk_stop_percent} % (store.disk_stop_percent)"
             )
+        if not self.free_files:
+            return (
+                f"the disk of {self._folder} has no inode for another file (df -i), "
+                f"{self.free_bytes} bytes are free"
+            )
+        if self._over_quota:
+            return f"a quota of the disk of {self._folder} is used up (quota -s, repquota)"
         return (
             f"the disk of {self._folder} has {self.free_bytes} bytes free, too few for the "
             f"next segment of {self._settings.segment_bytes} (store.segment_bytes)"
@@ -135,6 +144,7 @@ class DiskGuard:
     def _look(self) -> None:
         was_full = self.full
         self.free_bytes, total = self._disk.space(self._folder)
+        self.free_files = self._disk.free_files(self._folder)
         self.used_percent = used_percent(self.free_bytes, total)
         if self.full != was_full:
             self._tell()
@@ -144,6 +154,7 @@ class DiskGuard:
         was_full = self.full
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             self._cannot_reserve = True
+            self._over_quota = error.errno == errno.EDQUOT
         elif error is not None:
             self._on_failure(error)
             return

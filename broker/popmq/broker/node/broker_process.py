@@ -4,7 +4,6 @@ What it decides with replicas is in broker_node.py; here are its threads, socket
 """
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -19,7 +18,7 @@ from popmq.broker.node.metrics import broker_readings
 from popmq.broker.node.pacing import BUSY_MS, Pacing
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.disk import Disk, RealDisk
+from popmq.common.disk import NO_ROOM, Disk, RealDisk, no_room_text
 from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric, Readings
@@ -38,7 +37,6 @@ QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 HAND_OVER_MS = 2_000  # a planned one, at a stop
 # With replicas: orders, and what is told to others, wait for the next step too.
 REPLICA_REST_MS = 25
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -229,9 +227,11 @@ class BrokerProcess:
         try:
             self.node.close()
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
-            logger.warning("stopped without a last snapshot", extra={"error": str(error)})
+            why = no_room_text(self._settings.broker.data, error.errno or 0)
+            extra = {"error": str(error), "why": why}
+            logger.warning("stopped without a last snapshot", extra=extra)
             self.node.release_files()
 
     def fail(self, error: BaseException) -> None:

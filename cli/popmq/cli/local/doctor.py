@@ -30,6 +30,7 @@ from popmq.cli.terminal.arguments import SIZE
 from popmq.cli.terminal.command_line import Args, command, flag, group, option
 from popmq.cli.terminal.output import columns, print_rows
 from popmq.common.clock import SystemClock
+from popmq.common.disk import RealDisk
 from popmq.common.errors import ConfigError, StoreDamaged
 from popmq.common.settings.settings import (
     ClusterSettings,
@@ -41,6 +42,8 @@ from popmq.common.settings.settings import (
 )
 from popmq.common.step_loop import InlineFlusher
 from popmq.common.topics import loses_order
+
+LEAST_FILES = 16  # that a disk can still make
 
 
 def run_doctor(args: Args) -> int:
@@ -94,6 +97,7 @@ def examine(data: str, *, segment_bytes: int = 0) -> Diagnosis:
         segment_bytes=segment_bytes,
         cluster=cluster,
     )
+    diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *_no_inodes(data)))
     if not damaged:
         return diagnosis
     # The rehearsed start is that of the store; the broker around it reads these files first.
@@ -101,6 +105,22 @@ def examine(data: str, *, segment_bytes: int = 0) -> Diagnosis:
     after = repairable and diagnosis.summary.starts_after_repair
     summary = replace(diagnosis.summary, starts=False, starts_after_repair=after)
     return replace(diagnosis, findings=(*damaged, *diagnosis.findings), summary=summary)
+
+
+def _no_inodes(data: str) -> Sequence[Finding]:
+    free = RealDisk().free_files(data)
+    if free >= LEAST_FILES:
+        return ()
+    finding = Finding(
+        "hardly any inode left",
+        "",
+        0,
+        f"the disk can make {free} files more (df -i), and a start needs some",
+        "a broker does not start, or refuses sends",
+        "remove other files, or make the file system with more inodes",
+        RequiredAction.HUMAN,
+    )
+    return (finding,)
 
 
 def _damaged_identity(damage: str) -> Finding:
