@@ -50,5 +50,11 @@ def without_namespace(namespace: str, name: str) -> str | None:
     return None
 
 
+def namespace_of_name(name: str) -> str:
+    """Of a whole name such as `team%orders`; empty: of none."""
+    namespace, percent, rest = name.partition(SEPARATOR)
+    return namespace if percent and rest else ""
+
+
 def _is_reserved(name: str) -> bool:
     return is_system_topic(name) or is_group_owned(name) or name.startswith("CID_RMQ_SYS_")

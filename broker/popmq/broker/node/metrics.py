@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.audit import STATES
-from popmq.broker.diagnostics.lag import Lag, count_lags, top_lags
+from popmq.broker.diagnostics.lag import Lag, count_lags, first_lags, top_lags
 from popmq.broker.diagnostics.lag_monitor import NAME_BYTES, PAIRS_LIMIT
 from popmq.broker.node.timer_metrics import timer_metrics
 from popmq.common import topics
@@ -191,6 +191,12 @@ def _consumer_metrics(broker: Broker) -> Readings:
         yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
     if rest:
         yield from _lag_metrics(broker, OTHERS, OTHERS, rest)
+    groups = broker.registry.groups()
+    for first in first_lags(broker.store, broker.registry, broker.table, groups):
+        yield None
+        if first is not None:  # nothing is ready for a group that nobody started
+            labels = first.group.name, first.topic.name
+            yield reading("consumer_lag_messages", first.total, *labels)
 
 
 def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Iterable[Metric]:

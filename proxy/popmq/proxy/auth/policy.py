@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from popmq.common.namespaces import namespace_of_name
 from popmq.common.topics import split_group_topic
 from popmq.common.users import PolicyEntry, UserConfig, split_resource
 
@@ -210,12 +211,6 @@ def _overlaps(own: tuple[str, str], other: tuple[str, str]) -> bool:
     if own[0] != other[0]:
         return "namespace" in (own[0], other[0])
     return _is_wider(own[1], other[1]) or _is_wider(other[1], own[1])
-
-
-def namespace_of_name(name: str) -> str:
-    """Of a whole name such as `team%orders`; empty: of none."""
-    namespace, percent, rest = name.partition("%")
-    return namespace if percent and rest else ""
 
 
 @lru_cache(maxsize=NEEDS_KEPT)
