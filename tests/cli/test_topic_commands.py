@@ -148,3 +148,14 @@ def test_the_deletion_of_a_topic_names_the_clients_that_use_it(
         producer.shutdown()
     assert "deleted topic orders; connected clients that use it: " in shown
     assert "(producer)" in shown
+
+
+@pytest.mark.popmq(settings={"topic.auto_create": True})
+def test_a_receive_from_a_misspelt_topic_creates_nothing(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["recv", "typo", "--group", "g", "--wait", "1s"]
+    assert main([*arguments, "--endpoint", popmq_broker.endpoint]) == 4
+    assert "no topic typo" in capsys.readouterr().err
+    assert run(popmq_broker, capsys, "topic", "list") == "no topic\n"
+    assert run(popmq_broker, capsys, "group", "list") == "no consumer group\n"
