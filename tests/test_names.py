@@ -39,6 +39,13 @@ _DOTTED = re.compile(
 _PATH = re.compile(r"(?<![\w./{-])[\w-]+(?:/[\w-]+)*/[\w-]+\.py\b")
 # Records of the metadata store, a file, and an attribute of RocketMQ.
 _OTHERS = {("cluster", "owner"), ("cluster", "groups"), ("cluster", "secret"), ("lite", "topic")}
+_PREFIX_TEST = re.compile(
+    r"""\[(?:0|:1)\] [!=]= ["']%|startswith\(\(?["']%|\b(?:if|in|and|or|not) \(?["']%[A-Z]+%"""
+    r"""|(?:startswith\(\(?|in \()(?:topics\.)?(?:DLQ|RETRY|PARKED)_PREFIX"""
+)
+_JOINED_ADDRESS = re.compile(
+    r"""\{[\w.]*host\w*\}:\{|\}:\{[\w.]*port|\[0\]\}:\{\w+\[1\]|127\.0\.0\.1:\{|%s:%[ds]""", re.I
+)
 _FILE_OR_HOST = re.compile(
     "com|conf|crt|css|dev|example|go|html|io|java|js|json|jsonl|key|local|lock|log|md|org|pem|png"
     "|proto|py|sh|sock|svc|toml|txt|whl|xml|yaml|yml"
@@ -267,6 +274,67 @@ def test_no_module_begins_with_a_class_that_is_gone() -> None:
         if path.stem != "__init__"
         for heading in stray_heading(path)
     ] == []
+
+
+def prefix_tests(path: Path) -> Iterator[str]:
+    """Places that tell popmq's own topics by the beginning of a name, instead of asking
+    `popmq.common.topics`."""
+    if path.match("common/popmq/common/topics.py"):
+        return
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if _PREFIX_TEST.search(text) and "F.col(" not in text:  # Spark calls no function of ours
+            yield f"{path}:{line}: {text.strip()}"
+
+
+def joined_addresses(path: Path) -> Iterator[str]:
+    """Places that write a host and a port together, instead of `format_address`."""
+    if path.match("common/popmq/common/address.py"):
+        return
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if _JOINED_ADDRESS.search(text):
+            yield f"{path}:{line}: {text.strip()}"
+
+
+def test_one_function_joins_a_host_and_a_port() -> None:
+    assert [place for path in product_files() for place in joined_addresses(path)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'where = f"{host}:{port}"',
+        'where = f"https://{self.host}:{self._port}/"',
+        'where = f"{args.host}:{args.http_port}"',
+        'where = f"{address[0]}:{address[1]}"',
+        'where = f"127.0.0.1:{number}"',
+        'where = "%s:%d" % (host, number)',
+    ],
+)
+def test_a_planted_join_of_host_and_port_is_found(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(text + "\n")
+    assert len(list(joined_addresses(path))) == 1
+
+
+def test_popmqs_own_topics_are_told_by_one_module() -> None:
+    assert [place for path in product_files() for place in prefix_tests(path)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if topic.name[0] == "%":',
+        'if name[:1] != "%":',
+        "if name.startswith('%'):",
+        "if name.startswith(topics.DLQ_PREFIX):",
+        "for prefix in (DLQ_PREFIX, RETRY_PREFIX):",
+        'if "%RETRY%" in name:',
+    ],
+)
+def test_a_planted_test_of_a_prefix_is_found(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(text + "\n")
+    assert [place.rpartition(": ")[2] for place in prefix_tests(path)] == [text.split(": ")[-1]]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from popmq.broker.node.broker_process import BrokerProcess
-from popmq.common.disk import DiskFile, RealDisk
+from popmq.common.disk import NO_FILE_LIMIT, DiskFile, RealDisk
 from popmq.common.errors import Code, ConfigError, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -137,6 +137,26 @@ def test_when_even_the_reserve_is_used_up_writes_are_refused_and_nothing_breaks(
     rest = {body for body in drain(core) if body}
     assert rest == set(sent)
     assert taken
+
+
+def test_a_refusal_names_inodes_that_are_used_up_instead_of_bytes() -> None:
+    core = small_disk(1 << 40)
+    core.send("orders", b"before")
+    disk = core.disk
+    assert isinstance(disk, LyingDisk)
+    assert core.broker.store.guard.free_files == NO_FILE_LIMIT
+    disk.most_files = 0
+    refusal = ""
+    for number in range(200):
+        core.clock.advance(200)
+        core.run_steps()
+        entry = hop.PutEntry(MessageType.NORMAL, b"%03d" % number, b"")
+        answer = core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+        refusal = str(answer.error or "")
+        if refusal:
+            break
+    assert "has no inode for another file (df -i), " in refusal
+    assert core.broker.store.guard.free_files == 0
 
 
 def test_index_files_that_do_not_fit_stop_sends_and_harm_nothing() -> None:

@@ -159,6 +159,19 @@ def test_a_message_that_a_filter_passed_over_is_filtered(core: CoreBroker) -> No
     assert told(core, "B").state == "INVISIBLE"
 
 
+def test_a_filter_of_today_that_accepts_the_message_is_not_named_as_the_one_of_then(
+    core: CoreBroker,
+) -> None:
+    send(core, "A", tag="red")
+    send(core, "B", tag="blue")
+    core.reply(Kind.POP, pop("orders", "g", expression="blue"))
+    core.reply(Kind.POP, pop("orders", "g", expression="blue || red"))
+    assert told(core, "A").state == "FILTERED"
+    assert told(core, "A").text.endswith(
+        "; it was another one than the last receive's, which accepts it: blue || red"
+    )
+
+
 def test_an_unread_message_that_is_too_old_is_expired(core: CoreBroker) -> None:
     topic = core.broker.registry.topic("orders")
     core.broker.registry.alter_topic(replace(topic, retention_ms=60_000))

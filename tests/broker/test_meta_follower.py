@@ -3,11 +3,20 @@
 import pytest
 from broker.meta_pair import Two, copy_request
 
+from popmq.broker.meta.meta_records import META_VERSION, topic_record
+from popmq.broker.meta.registry import Registry
 from popmq.broker.node.meta_follower import ASK_MS
 from popmq.common.errors import Code, PopmqError, TopicNotFound
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.topics import FIRST_LOCAL_TOPIC_ID, MessageType, TopicConfig
+from popmq.common.topics import (
+    FIRST_LOCAL_TOPIC_ID,
+    FIRST_USER_TOPIC_ID,
+    MessageType,
+    TopicConfig,
+    is_internal_topic,
+)
 from popmq.common.wire import admin_pb2 as admin
+from popmq.common.wire.meta_pb2 import MetaRecord
 
 
 def test_topics_and_groups_are_copied_with_their_ids() -> None:
@@ -117,7 +126,7 @@ def test_retry_topics_have_ids_of_their_own_that_no_copy_meets() -> None:
     two.other.advance(5_000)
     (again,) = two.other.receive("orders", "g")
     assert (delivery.attempt, again.attempt) == (1, 2)
-    retry = [topic for topic in two.other.broker.registry.topics() if topic.name[0] == "%"]
+    retry = [topic for topic in two.other.broker.registry.topics() if is_internal_topic(topic.name)]
     assert [topic.id for topic in retry] == [FIRST_LOCAL_TOPIC_ID]
     topics = [two.owner.topic(f"t-{number}") for number in range(3)]
     two.follow()
@@ -127,7 +136,25 @@ def test_retry_topics_have_ids_of_their_own_that_no_copy_meets() -> None:
     two.other.start()
     two.owner.broker.registry.delete_topic("orders")
     two.follow()
-    assert [topic for topic in two.other.broker.registry.topics() if topic.name[0] == "%"] == []
+    assert [
+        topic for topic in two.other.broker.registry.topics() if is_internal_topic(topic.name)
+    ] == []
+
+
+def test_a_topic_of_an_earlier_release_that_begins_with_a_percent_sign_is_copied() -> None:
+    two = Two()
+    two.owner.group("g")
+    odd = topic_record(TopicConfig(FIRST_USER_TOPIC_ID, "%odd", queues=2))
+    write_record(two.owner.broker.registry, MetaRecord(version=META_VERSION, topic=odd))
+    two.follow()
+    assert two.same()
+    assert two.other.send("%odd", b"x").code == Code.OK
+    assert [delivery.head for delivery in two.other.receive("%odd", "g")] == [b"x"]
+
+
+def write_record(registry: Registry, record: MetaRecord) -> None:
+    """As an earlier release wrote it."""
+    registry._write(record)
 
 
 @pytest.mark.parametrize("done", range(6))

@@ -9,6 +9,7 @@ import pytest
 
 from popmq.broker.node.broker_process import DataLock
 from popmq.cli.__main__ import main
+from popmq.common.topics import GroupType, MessageType
 from popmq.testing.disk.lying_disk import ResidentDisk
 from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
@@ -55,6 +56,23 @@ def test_a_healthy_store_is_called_healthy(data: Path, capsys: pytest.CaptureFix
     assert main(["doctor", "--data", str(data), "--repair"]) == 0
     assert "nothing to repair" in capsys.readouterr().out
     assert contents(data) == before
+
+
+def test_a_group_that_loses_the_order_of_a_topic_is_shown_in_a_healthy_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = core_on(tmp_path / "data")
+    core.topic("steps", type=MessageType.FIFO)
+    core.group("plain")
+    core.group("ordered", type=GroupType.FIFO)
+    core.send("steps", b"x", message_group="k")
+    for group in ("plain", "ordered"):
+        core.receive("steps", group)
+    core.stop()
+    assert main(["doctor", "--data", str(tmp_path / "data")]) == 0
+    out = capsys.readouterr().out
+    assert "group plain is normal, and reads steps, where messages have an order" in out
+    assert "group ordered" not in out
 
 
 def test_damage_below_the_checkpoint_is_shown_with_position_and_way_out(

@@ -1,6 +1,8 @@
 """What `popmq topic` and `popmq group` understand and ask for."""
 
+import importlib
 import json
+import time
 
 import pytest
 from cli.parsing import parsed
@@ -103,3 +105,57 @@ def test_a_new_group_gets_a_whole_exponential_back_off_and_an_altered_one_what_i
 )
 def test_impossible_retry_options_are_wrong_usage(option: tuple[str, str]) -> None:
     assert main(["group", "create", "g", *option]) == 2
+
+
+def run(broker: RunningBroker, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    capsys.readouterr()
+    assert main([*argv, "--endpoint", broker.endpoint]) == 0
+    return capsys.readouterr().out
+
+
+def test_group_show_names_the_fifo_topics_whose_order_the_group_does_not_keep(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(popmq_broker, capsys, "topic", "create", "steps", "--type", "fifo")
+    for kind in ("normal", "fifo"):
+        run(popmq_broker, capsys, "group", "create", kind, "--type", kind)
+        run(popmq_broker, capsys, "recv", "steps", "--group", kind, "--wait", "0s")
+    shown = run(popmq_broker, capsys, "group", "show", "normal")
+    assert "out of order: group normal is normal and reads FIFO topics (steps)" in shown
+    assert "out of order" not in run(popmq_broker, capsys, "group", "show", "fifo")
+    row = json.loads(run(popmq_broker, capsys, "group", "show", "normal", "--json"))
+    assert row["unordered_topics"] == ["steps"]
+
+
+def test_the_deletion_of_a_topic_names_the_clients_that_use_it(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(popmq_broker, capsys, "topic", "create", "orders")
+    assert run(popmq_broker, capsys, "topic", "delete", "orders", "--yes") == (
+        "deleted topic orders\n"
+    )
+    run(popmq_broker, capsys, "topic", "create", "orders")
+    official = importlib.import_module("rocketmq")
+    config = official.ClientConfiguration(popmq_broker.endpoint, official.Credentials())
+    producer = official.Producer(config, ("orders",))
+    producer.startup()
+    try:
+        deadline_s = time.monotonic() + 30
+        while not run(popmq_broker, capsys, "clients", "--topic", "orders", "--json"):
+            assert time.monotonic() < deadline_s, "no proxy has told of the producer"
+        shown = run(popmq_broker, capsys, "topic", "delete", "orders", "--yes")
+    finally:
+        producer.shutdown()
+    assert "deleted topic orders; connected clients that use it: " in shown
+    assert "(producer)" in shown
+
+
+@pytest.mark.popmq(settings={"topic.auto_create": True})
+def test_a_receive_from_a_misspelt_topic_creates_nothing(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["recv", "typo", "--group", "g", "--wait", "1s"]
+    assert main([*arguments, "--endpoint", popmq_broker.endpoint]) == 4
+    assert "no topic typo" in capsys.readouterr().err
+    assert run(popmq_broker, capsys, "topic", "list") == "no topic\n"
+    assert run(popmq_broker, capsys, "group", "list") == "no consumer group\n"

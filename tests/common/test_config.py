@@ -368,6 +368,10 @@ def test_addresses_are_a_host_and_a_port(text: str, address: tuple[str, int]) ->
     assert format_address(*address) == text
 
 
+def test_an_ipv6_host_may_have_its_brackets_already() -> None:
+    assert format_address("[::1]", 8081) == format_address("::1", 8081) == "[::1]:8081"
+
+
 @pytest.mark.parametrize("text", ["", "host", ":8081", "host:", "host:http", "[]:1"])
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an address"):

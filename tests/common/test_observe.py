@@ -226,10 +226,18 @@ def test_another_page_is_not_found() -> None:
     assert get("/admin")[0] == "404 Not Found"
 
 
-def test_only_get_is_answered() -> None:
+@pytest.mark.parametrize("page", ["/metrics", "/livez", "/readyz", "/version"])
+def test_head_is_answered_as_get_without_the_body(page: str) -> None:
+    head, _, body = ask(f"HEAD {page} HTTP/1.1\r\n\r\n".encode()).partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 OK")
+    length = re.search(r"Content-Length: (\d+)", head)
+    assert (body, length is not None and int(length[1]) > 0) == ("", True)
+
+
+def test_other_methods_are_refused() -> None:
     reply = ask(b"POST /metrics HTTP/1.1\r\n\r\n")
     assert reply.startswith("HTTP/1.1 405 ")
-    assert "\r\nAllow: GET\r\n" in reply
+    assert "\r\nAllow: GET, HEAD\r\n" in reply
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from popmq.common.errors import Code
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.protocol.user_records import secret_record
 from popmq.common.settings.auth_settings import AuthSettings
+from popmq.common.settings.settings import TopicSettings
 from popmq.common.wire.meta_pb2 import ChangeUserRequest, FollowUsersReply, FollowUsersRequest
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.auth.failure_waits import SOURCES_KEPT, FailureWaits
@@ -47,7 +48,7 @@ class Bench:
         settings = replace(SMALL, auth=AuthSettings(key_file=path if self.keys else ""))
         brokers = StaticBrokers({"broker-a": self.broker.server})
         clock, self.metrics = self.broker.clock, ProxyMetrics()
-        topics = MetadataCache(brokers, clock, auto_create=False)
+        topics = MetadataCache(brokers, clock, TopicSettings())
         self.gate = AuthGate(settings, brokers, clock, self.metrics, topics)
         method = Method(
             HEARTBEAT, MethodType.UNARY, start=lambda call, _: self.handled.append(call)

@@ -102,6 +102,27 @@ def stored(message: bytes, kind: MessageType = MessageType.NORMAL) -> pb.SystemP
     return pb.SystemProperties.FromString(properties)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "expected"),
+    [
+        (-5, 0, (0, 0)),
+        (1 << 55, 5, (253_402_300_799, 5)),
+        (1, -7, (1, 0)),
+        (1, 2_000_000_000, (1, 999_999_999)),
+        (253_402_300_799, 999_999_999, (253_402_300_799, 999_999_999)),
+    ],
+)
+def test_a_time_of_birth_that_no_client_can_read_is_stored_as_the_nearest_that_all_can(
+    seconds: int, nanos: int, expected: tuple[int, int]
+) -> None:
+    sent = pb.Message(body=b"x")
+    sent.system_properties.born_timestamp.seconds = seconds
+    sent.system_properties.born_timestamp.nanos = nanos
+    born = delivered(sent.SerializeToString()).system_properties.born_timestamp
+    assert (born.seconds, born.nanos) == expected
+    assert born.ToMilliseconds() >= 0  # which official clients call
+
+
 @given(messages())
 def test_what_the_client_said_arrives_and_what_it_may_not_say_is_the_servers(
     sent: pb.Message,

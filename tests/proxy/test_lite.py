@@ -290,7 +290,7 @@ async def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type
 def test_settings_of_lite_clients_keep_each_lite_topic_in_its_line() -> None:
     for kind, fifo in ((pb.LITE_PUSH_CONSUMER, True), (pb.PUSH_CONSUMER, False)):
         asked = pb.Settings(client_type=kind, subscription=pb.Subscription(group=GROUP))
-        settings = consumer_settings(asked, unknown_group("workers", SMALL), SMALL)
+        settings = consumer_settings(asked, unknown_group("workers", SMALL, fifo=False), SMALL)
         assert settings.subscription.fifo is fifo
         assert settings.subscription.lite_subscription_quota == 2_000
         assert settings.subscription.max_lite_topic_size == 64

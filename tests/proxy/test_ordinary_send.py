@@ -97,7 +97,8 @@ def ordinary(chance: random.Random) -> pb.Message:
         elif expected == "host":
             system.born_host = "host-7"
         elif expected == "born":
-            system.born_timestamp.FromMilliseconds(NOW_MS + chance.randrange(10_000))
+            system.born_timestamp.seconds = NOW_MS // 1000 + chance.randrange(-5, 5)
+            system.born_timestamp.nanos = chance.randrange(1_000_000_000)
         elif expected == "encoding":
             system.body_encoding = chance.choice((pb.Encoding.IDENTITY, pb.Encoding.GZIP))
         elif expected == "queue":
@@ -116,7 +117,7 @@ def spoil(message: pb.Message, chance: random.Random) -> None:
     """Something unusual or wrong, at any place."""
     system = message.system_properties
     long = "x" * chance.choice((64, 127, 128, 256, 700))
-    match chance.randrange(19):
+    match chance.randrange(20):
         case 0:
             message.topic.name = chance.choice(("", " ", "%RETRY%g", "a b", "T" * 128))
         case 1:
@@ -135,7 +136,7 @@ def spoil(message: pb.Message, chance: random.Random) -> None:
         case 7:
             system.message_id = chance.choice(("", " ", "\u3000", long))
         case 8:
-            system.tag = chance.choice((" ", "a|b", "a\tb", long))
+            system.tag = chance.choice((" ", "a|b", "a\tb", " a", "a\u3000", "*", long))
         case 9:
             system.keys.append(chance.choice(("", " ", "a\nb", long)))
         case 10:
@@ -154,6 +155,10 @@ def spoil(message: pb.Message, chance: random.Random) -> None:
             system.priority = 1
         case 17:
             system.lite_topic = "lite"
+        case 18:
+            born = system.born_timestamp
+            born.seconds = chance.choice((-5, 1 << 34, 1 << 35, 253_402_300_800, 1 << 55, 1))
+            born.nanos = chance.choice((-7, 0, 999_999_999, 1_000_000_000, 2_000_000_000))
         case _:
             system.orphaned_transaction_recovery_duration.seconds = 5
 

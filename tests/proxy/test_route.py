@@ -7,6 +7,7 @@ import pytest
 
 from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.settings.settings import TopicSettings
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers.broker_ports import StaticBrokers
@@ -25,7 +26,7 @@ class Describing:
     def __init__(self) -> None:
         self.asked: list[OnReply] = []
         self.clock = ManualClock()
-        self.routes = MetadataCache(StaticBrokers({"a": self}), self.clock, auto_create=False)
+        self.routes = MetadataCache(StaticBrokers({"a": self}), self.clock, TopicSettings())
         self.heard: list[TopicConfig | PopmqError] = []
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:

@@ -139,6 +139,16 @@ def test_a_consumer_of_an_unknown_group_gets_the_defaults(
     assert not settings.subscription.fifo
 
 
+def test_a_consumer_of_a_fifo_topic_in_an_unknown_group_gets_what_the_group_will_be(
+    bench: Any, make_call: Any
+) -> None:
+    bench.topic("orders", "fifo")
+    route(bench, "orders")  # as clients ask first
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(consumer("nobody")))
+    assert answer(call).subscription.fifo
+
+
 def test_settings_without_a_purpose_end_the_stream_like_rocketmq(
     bench: Any, make_call: Any
 ) -> None:
@@ -299,14 +309,16 @@ def test_a_route_to_nowhere_is_refused(bench: Any, topic: str, code: Code) -> No
     assert route(bench, topic).status.code == code
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_the_broker_may_make_a_topic_where_the_setting_says_so(
-    make_bench: Any, allowed: bool
-) -> None:
-    bench = make_bench(settings=Settings(topic=TopicSettings(auto_create=allowed)))
-    route(bench, "orders")
-    (asked,) = bench.broker.bodies(Kind.DESCRIBE_TOPIC)
-    assert admin_pb2.DescribeTopicRequest.FromString(asked).auto_create is allowed
+def test_a_route_of_a_topic_that_its_first_send_makes_is_what_it_would_be(make_bench: Any) -> None:
+    topic = TopicSettings(auto_create=True, auto_create_type="mixed", queues=3)
+    bench = make_bench(settings=Settings(topic=topic))
+    reply = route(bench, "nowhere")
+    assert reply.status.code == Code.OK
+    assert [queue.id for queue in reply.message_queues] == [0, 1, 2]
+    assert pb.FIFO in reply.message_queues[0].accept_message_types
+    asked = map(admin_pb2.DescribeTopicRequest.FromString, bench.broker.bodies(Kind.DESCRIBE_TOPIC))
+    assert not any(request.auto_create for request in asked)
+    assert assignment(bench, "workers", "nowhere").status.code == Code.OK
 
 
 def test_the_next_broker_is_asked_when_the_first_is_away(two_brokers: Any) -> None:

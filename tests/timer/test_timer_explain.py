@@ -95,6 +95,7 @@ def test_a_timer_of_a_deleted_topic_is_told_until_it_is_a_dead_letter(core: Core
     send_all(core, {"A": MINUTE})
     core.broker.registry.delete_topic("orders")
     core.run_until_idle()
+    assert explained(core, "A").topic == "orders (deleted)"
     (explanation,) = explained(core, "A").groups
     assert explanation.state == "DELAYED"
     assert TIMER_DLQ_TOPIC in explanation.next

@@ -1,12 +1,14 @@
 """`popmq clients`: which clients are connected, at all proxies together."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from popmq.cli.client import Client
 from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
 from popmq.cli.terminal.command_line import Args, command, option
 from popmq.cli.terminal.namespace_option import belongs
 from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
+from popmq.common.errors import PopmqError
 from popmq.common.wire import admin_pb2 as admin
 
 CLIENT_COLUMNS = (
@@ -19,6 +21,7 @@ OPTIONAL = (
     *("SINCE", "VERSION", "PROTOCOL"),
 )
 MEMBER_COLUMNS = ("CLIENT", "KIND", "LANGUAGE", "ADDRESS", "PROXY", "SINCE", "HEARD")
+USERS_SHOWN = 5  # of a topic that is deleted
 SHOWN_NAMES = 2  # in one cell, unless all columns are wanted
 
 
@@ -46,6 +49,22 @@ def list_clients(client: Client, args: Args) -> admin.ListClientsReply:
         if not reply.until:
             return whole
         request.after = reply.until
+
+
+def users_of_topic(client: Client, args: Args) -> Sequence[admin.ConnectedClient]:
+    """Connected clients that send to the topic or subscribe to it."""
+    asked = Args(**{**vars(args), "group": "", "topic": args.name})
+    with suppress(PopmqError):  # the deletion needs no list
+        return list_clients(client, asked).clients
+    return ()
+
+
+def users_text(users: Sequence[admin.ConnectedClient]) -> str:
+    if not users:
+        return ""
+    shown = [f"{user.client_id} ({user.kind or 'kind unknown'})" for user in users[:USERS_SHOWN]]
+    more = f", and {len(users) - USERS_SHOWN} more" if len(users) > USERS_SHOWN else ""
+    return f"; connected clients that use it: {', '.join(shown)}{more}"
 
 
 def client_lines(reply: admin.ListClientsReply, *, wide: bool = False) -> list[str]:

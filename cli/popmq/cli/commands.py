@@ -107,6 +107,7 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    parsed: Invocation | int = 0
     try:
         parsed = parse(_as_options(arguments))
         if interrupts:
@@ -124,10 +125,32 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Status.NOT_READ
     except (PopmqError, OSError) as error:
-        print("popmq:", escaped(" ".join(str(error).split())), file=sys.stderr)
+        print("popmq:", escaped(" ".join(_text_of(error, parsed).split())), file=sys.stderr)
         return _STATUS_OF_CODE.get(_number_of(error), Status.REFUSED)
     except KeyboardInterrupt:
         return Status.INTERRUPTED
+    except Exception as error:  # a fault of ours, perhaps after the command had an effect
+        from popmq.common.settings.settings import TRACEBACK, environment
+
+        if _is_role(arguments) or environment().get(TRACEBACK):
+            raise
+        shown = escaped(" ".join(f"{type(error).__name__}: {error}".split()))
+        print(
+            f"popmq: internal error: {shown}; what the command did may have an effect "
+            f"({TRACEBACK}=1 shows where it failed)",
+            file=sys.stderr,
+        )
+        return Status.REFUSED
+
+
+def _text_of(error: Exception, parsed: Invocation | int) -> str:
+    """Of a full disk what it has no room for."""
+    from popmq.common.disk import NO_ROOM, no_room_text
+
+    data = "" if isinstance(parsed, int) else getattr(parsed.args, "data", None) or ""
+    if isinstance(error, OSError) and error.errno in NO_ROOM and os.path.isdir(data):
+        return no_room_text(data, error.errno)
+    return str(error)
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:
@@ -149,13 +172,17 @@ def _has_no_output(arguments: Sequence[str]) -> bool:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process
-    entry = COMMANDS.get(arguments[0]) if arguments else None
-    if not closed or (entry is not None and entry.section == RUNNING):
+    if not closed or _is_role(arguments):
         return False
     print(
         "popmq: standard output is closed: nothing was done (>/dev/null hides it)", file=sys.stderr
     )
     return True
+
+
+def _is_role(arguments: Sequence[str]) -> bool:
+    entry = COMMANDS.get(arguments[0]) if arguments else None
+    return entry is not None and entry.section == RUNNING
 
 
 def _number_of(error: Exception) -> int:

@@ -1,5 +1,7 @@
 """`popmq lag` and `popmq reset-offset`: the offsets of consumer groups, and a change of them."""
 
+from collections.abc import Sequence
+
 import click
 from google.protobuf.json_format import MessageToDict
 
@@ -125,17 +127,48 @@ def keep_of_namespace(args: Args, reply: admin.LagReply) -> None:
 def joined(reply: admin.LagReply) -> list[admin.Lag]:
     """One row for each group and topic, whatever the number of brokers."""
     rows: dict[tuple[str, str], admin.Lag] = {}
+    started = {lag.group for lag in reply.lags if not lag.never_read}
     for lag in reply.lags:
+        if lag.never_read and lag.group in started:  # at another broker
+            continue
         row = rows.setdefault((lag.group, lag.topic), admin.Lag(group=lag.group, topic=lag.topic))
         for name in SUMS:
             setattr(row, name, getattr(row, name) + getattr(lag, name))
         known = [ms for ms in (row.oldest_ready_ms, lag.oldest_ready_ms) if ms]
         row.oldest_ready_ms = min(known, default=0)
+        row.never_read = lag.never_read
     return [rows[key] for key in sorted(rows)]
 
 
 def total_of(lag: admin.Lag) -> int:
     return lag.ready + lag.in_flight + lag.blocked
+
+
+def parked_fields(parked: Sequence[admin.ParkedKey]) -> list[dict[str, str | int]]:
+    return [
+        {
+            "broker": item.broker,
+            "topic": item.topic,
+            "key": item.key,
+            "queue": item.queue_id,
+            "messages": item.messages,
+            "parked_ms": item.parked_ms,
+            "state": item.state,
+        }
+        for item in parked
+    ]
+
+
+def unordered_topics(client: Client, group: admin.Group, lag: admin.LagReply) -> list[str]:
+    """FIFO topics that the group reads without being a FIFO group."""
+    if group.type == "fifo":
+        return []
+    found = []
+    for name in sorted({row.topic for row in lag.lags if not row.never_read})[:100]:
+        request = admin.DescribeTopicRequest(name=name)
+        if client.call_admin(request, admin.TopicReply).topic.type == "fifo":
+            found.append(name)
+    return found
 
 
 def lag_lines(reply: admin.LagReply, *, wide: bool = False) -> list[str]:
@@ -150,6 +183,8 @@ def lag_lines(reply: admin.LagReply, *, wide: bool = False) -> list[str]:
         cells.append(_cells(total, reply.now_ms))
     table = columns(LAG_COLUMNS, cells, optional=LAG_OPTIONAL, wide=wide)
     lines = [table] if rows else ["no group has read a topic yet"]
+    for group in sorted({row.group for row in rows if row.never_read}):
+        lines.append(f"group {group} has read no topic yet: this is what each holds for it")
     dead = _dead_letters(reply)
     if dead:
         header = ("GROUP", "DEAD-LETTERS", "REDRIVEN")
@@ -165,6 +200,8 @@ def lag_rows(reply: admin.LagReply) -> list[Row]:
         age_ms = max(0, reply.now_ms - row.oldest_ready_ms) if row.oldest_ready_ms else None
         values = {name: getattr(row, name) for name in SUMS}
         names = {"group": row.group, "topic": row.topic, "lag": total_of(row)}
+        if row.never_read:
+            values["never_read"] = True
         rows.append(names | values | {"oldest_ready_age_ms": age_ms})
     for group, (stored, redriven) in sorted(_dead_letters(reply).items()):
         rows.append({"group": group, "dead_letters": stored, "redriven": redriven})

@@ -72,8 +72,8 @@ def message_fields(message: api.Message) -> dict[str, object]:
         "attempt": properties.delivery_attempt,
         "queue_id": properties.queue_id,
         "queue_offset": properties.queue_offset,
-        "born_ms": properties.born_timestamp.ToMilliseconds(),
-        "stored_ms": properties.store_timestamp.ToMilliseconds(),
+        "born_ms": _milliseconds(properties.born_timestamp),
+        "stored_ms": _milliseconds(properties.store_timestamp),
         "receipt_handle": properties.receipt_handle,
     }
     if properties.HasField("delivery_timestamp"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from popmq.cli.client import GroupRequest, TopicRequest
+from popmq.cli.clients import users_of_topic, users_text
 from popmq.cli.resource_names import (
     GROUP,
     TOPIC,
@@ -28,6 +29,7 @@ from popmq.cli.terminal.output import (
 )
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.quantities import format_duration
+from popmq.common.topics import unordered_text
 from popmq.common.wire import admin_pb2 as admin
 
 TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "priority", "lite", "mixed")
@@ -55,6 +57,7 @@ def on_topic(kind: type[TopicRequest]) -> Run:
 
     def run(args: Args) -> int:
         request: TopicRequest
+        users: Sequence[admin.ConnectedClient] = ()
         if issubclass(kind, (admin.CreateTopicRequest, admin.AlterTopicRequest)):
             request = kind(topic=topic_of(args))
         else:
@@ -63,12 +66,15 @@ def on_topic(kind: type[TopicRequest]) -> Run:
             if kind is admin.DeleteTopicRequest:
                 if not args.yes:
                     check_names(client, topic=args.name)
-                confirm(args, f"topic {args.name} is deleted with all its messages")
+                users = users_of_topic(client, args)
+                confirm(
+                    args, f"topic {args.name} is deleted with all its messages{users_text(users)}"
+                )
             for name in getattr(args, "brokers", None) or ():
                 check_broker_group(client, name)
             topic = client.topic(request)
         if kind is admin.DeleteTopicRequest:
-            _print_deleted("topic", args)
+            _print_deleted("topic", args, users)
         else:
             _print(args, [topic_fields(topic)], TOPIC_COLUMNS)
         return 0
@@ -102,25 +108,30 @@ def on_group(kind: type[GroupRequest]) -> Run:
 
 def run_group_show(args: Args) -> int:
     """Its settings, what it has still to do, and the message groups that are parked for it."""
-    from popmq.cli.consumer_offsets import lag_rows
+    from popmq.cli.consumer_offsets import lag_rows, parked_fields, unordered_topics
 
     with client_of(args) as client, nearest_named(client, group=args.name):
         request = admin.DescribeGroupRequest(name=args.name, parked=True)
         reply = client.call_admin(request, admin.GroupReply)
         lag = client.call_admin(admin.LagRequest(group=args.name), admin.LagReply)
+        unordered = unordered_topics(client, reply.group, lag)
     print_incomplete(reply.incomplete or lag.incomplete)
     row: dict[str, object] = {
         **group_fields(reply.group),
         "lags": [row for row in lag_rows(lag) if "topic" in row],
         "parked_keys": reply.parked_keys,
         "parked": parked_fields(reply.parked),
+        "unordered_topics": unordered,
     }
-    print_rows(args, [row], group_lines(args, reply, lag))
+    lines = group_lines(args, reply, lag)
+    if unordered:
+        lines += ["", f"out of order: {unordered_text(args.name, unordered)}"]
+    print_rows(args, [row], lines)
     return 0
 
 
 def group_lines(args: Args, reply: admin.GroupReply, lag: admin.LagReply) -> list[str]:
-    from popmq.cli.consumer_offsets import lag_lines
+    from popmq.cli.consumer_offsets import lag_lines, parked_fields
 
     wide = args.output == "wide"
     lines = [_table([group_fields(reply.group)], GROUP_COLUMNS, wide=wide)]
@@ -292,8 +303,13 @@ def _cell(row: Fields, name: str) -> str:
     return ",".join(map(format_duration, value)) if isinstance(value, list) else str(value)
 
 
-def _print_deleted(kind: str, args: Args) -> None:
-    print_rows(args, [{"deleted": args.name}], [f"deleted {kind} {args.name}"])
+def _print_deleted(
+    kind: str, args: Args, users: Sequence[admin.ConnectedClient] | None = None
+) -> None:
+    row: dict[str, object] = {"deleted": args.name}
+    if users is not None:
+        row["clients"] = [client.client_id for client in users]
+    print_rows(args, [row], [f"deleted {kind} {args.name}{users_text(users or ())}"])
 
 
 def back_off_argument(text: str) -> tuple[int, ...]:
@@ -362,21 +378,6 @@ def run_unpark(args: Args) -> int:
     text = f"{args.action}: {messages} messages of message group {args.key!r}"
     print_rows(args, [{"action": args.action, "messages": messages}], [text])
     return 0
-
-
-def parked_fields(parked: Sequence[admin.ParkedKey]) -> list[dict[str, str | int]]:
-    return [
-        {
-            "broker": item.broker,
-            "topic": item.topic,
-            "key": item.key,
-            "queue": item.queue_id,
-            "messages": item.messages,
-            "parked_ms": item.parked_ms,
-            "state": item.state,
-        }
-        for item in parked
-    ]
 
 
 _RETRY = (

@@ -23,6 +23,8 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
+    """`host:port`, an IPv6 host in brackets; nothing else joins the two."""
+    host = host.removeprefix("[").removesuffix("]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

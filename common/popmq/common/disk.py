@@ -12,7 +12,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 
 class DiskFile(Protocol):
@@ -91,11 +91,17 @@ class Disk(Protocol):
         """Bytes free for us, and bytes in all, of the file system that holds the folder."""
         ...
 
+    def free_files(self, folder: str) -> int:
+        """How many files its file system can still make (f_favail); NO_FILE_LIMIT: as many as
+        there are bytes for."""
+        ...
+
     def open_limit(self) -> int:
         """How many files of queues may be open at once."""
         ...
 
 
+NO_FILE_LIMIT = 1 << 60
 QUEUE_FILES_SHARE = 4  # of the descriptors that the process may have
 LEAST_QUEUE_FILES, MOST_QUEUE_FILES = 32, 16_384
 
@@ -135,7 +141,7 @@ class SyncFailed(OSError):
     """A sync returned an error: which of the bytes are on the disk, nobody can say."""
 
 
-def is_shortage(error: BaseException | None) -> bool:
+def is_shortage(error: BaseException | None) -> TypeGuard[OSError]:
     """Whether the machine has no room, or no descriptor, for an operation now: nothing was lost,
     and the operation can be tried again."""
     if not isinstance(error, OSError) or isinstance(error, SyncFailed):
@@ -151,6 +157,22 @@ def suppress_shortage() -> Iterator[None]:
     except OSError as error:
         if not is_shortage(error):
             raise
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def no_room_text(folder: str, number: int = errno.ENOSPC) -> str:
+    """Why a write to that folder did not fit; `number` is that of its error."""
+    if number == errno.EDQUOT:
+        return f"a quota of the disk of {folder} is used up (quota -s, repquota)"
+    free_bytes, free_files = RealDisk().space(folder)[0], RealDisk().free_files(folder)
+    if not free_files:
+        return (
+            f"the disk of {folder} has no inode for another file (df -i), {free_bytes} bytes are "
+            "free"
+        )
+    return f"the disk of {folder} is full: {free_bytes} bytes and {free_files} inodes are free"
 
 
 def descriptor_limit() -> int:
@@ -308,6 +330,10 @@ class RealDisk:
         statvfs_result = os.statvfs(folder)
         usable = statvfs_result.f_blocks - statvfs_result.f_bfree + statvfs_result.f_bavail
         return statvfs_result.f_bavail * statvfs_result.f_frsize, usable * statvfs_result.f_frsize
+
+    def free_files(self, folder: str) -> int:
+        found = os.statvfs(folder)
+        return found.f_favail if found.f_files else NO_FILE_LIMIT
 
     def open_limit(self) -> int:
         share = descriptor_limit() // QUEUE_FILES_SHARE

@@ -9,7 +9,13 @@ import re
 from functools import lru_cache
 
 from popmq.common.errors import Code
-from popmq.common.topics import DLQ_PREFIX, check_form, is_group_owned, is_system_topic
+from popmq.common.topics import (
+    DLQ_PREFIX,
+    check_form,
+    group_of_dead_letters,
+    is_group_owned,
+    is_system_topic,
+)
 
 NAMESPACE_LIMIT = 64
 SEPARATOR = "%"
@@ -28,8 +34,7 @@ def wrap_namespace(namespace: str, name: str) -> str:
     prefix = namespace + SEPARATOR
     if not (namespace and name) or name.startswith(prefix) or _is_reserved(name):
         return name
-    if name.startswith(DLQ_PREFIX):
-        group = name.removeprefix(DLQ_PREFIX)
+    if group := group_of_dead_letters(name):
         return name if group.startswith(prefix) else f"{DLQ_PREFIX}{prefix}{group}"
     return prefix + name
 
@@ -39,9 +44,16 @@ def without_namespace(namespace: str, name: str) -> str | None:
     prefix = namespace + SEPARATOR
     if name.startswith(prefix):
         return name.removeprefix(prefix)
-    if name.startswith(DLQ_PREFIX + prefix):
-        return DLQ_PREFIX + name.removeprefix(DLQ_PREFIX + prefix)
+    group = group_of_dead_letters(name)
+    if group.startswith(prefix):
+        return DLQ_PREFIX + group.removeprefix(prefix)
     return None
+
+
+def namespace_of_name(name: str) -> str:
+    """Of a whole name such as `team%orders`; empty: of none."""
+    namespace, percent, rest = name.partition(SEPARATOR)
+    return namespace if percent and rest else ""
 
 
 def _is_reserved(name: str) -> bool:

@@ -1,7 +1,7 @@
 """What a process tells its operator: JSON log lines, metrics, and whether it is alive and ready.
 
 Hot paths keep plain integers; a collector reads them when somebody asks.  The HTTP endpoint
-answers small GET requests, one per connection, and never holds up the loop it shares
+answers small GET and HEAD requests, one per connection, and never holds up the loop it shares
 (docs/reference/log-lines.md).
 """
 
@@ -13,7 +13,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import accumulate
@@ -251,6 +251,7 @@ class _Answer:
     status: str
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    has_body: bool = True  # of HEAD: the length alone
 
     @classmethod
     def of_json(cls, status: str, value: Mapping[str, object]) -> "_Answer":
@@ -262,10 +263,10 @@ class _Answer:
             f"HTTP/1.1 {self.status}\r\n"
             f"Content-Type: {self.content_type}\r\n"
             f"Content-Length: {len(self.body)}\r\n"
-            "Allow: GET\r\n"
+            "Allow: GET, HEAD\r\n"
             "Connection: close\r\n\r\n"
         )
-        return head.encode() + self.body
+        return head.encode() + (self.body if self.has_body else b"")
 
 
 _BAD_REQUEST = _Answer("400 Bad Request", b"this is not a GET request of HTTP/1.1\n")
@@ -361,8 +362,11 @@ class HttpEndpoint:
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
             return _BAD_REQUEST
         method, target, _ = words
+        if method == "HEAD":
+            answer = await self._answer(b"GET" + head.removeprefix(b"HEAD"))
+            return replace(answer, has_body=False)
         if method != "GET":
-            return _Answer("405 Method Not Allowed", b"only GET is answered here\n")
+            return _Answer("405 Method Not Allowed", b"only GET and HEAD are answered here\n")
         try:
             path = target.partition("?")[0]
             if path == "/metrics" and self._registry is not None:

@@ -6,6 +6,7 @@ letters, digits, `%`, `|`, `_`, `-`; 127 characters for a topic, 120 for a group
 """
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -26,6 +27,7 @@ DLQ_PREFIX = "%DLQ%"
 TIMER_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TIMER"
 TRANSACTION_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TRANS"
 PARKED_PREFIX = "%PARKED%"
+INTERNAL_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, PARKED_PREFIX)
 
 TOPIC_NAME_LIMIT = 127
 GROUP_NAME_LIMIT = 120
@@ -233,6 +235,20 @@ class LiteTopicKind(TopicKind):
 _QUEUES, _LITE = TopicKind(), LiteTopicKind()
 
 
+def loses_order(group: SubscriptionGroup, topic: TopicConfig) -> bool:
+    """Whether the topic's messages have an order that the group does not keep."""
+    return topic.type is MessageType.FIFO and group.type is not GroupType.FIFO
+
+
+def unordered_text(group: str, names: Sequence[str]) -> str:
+    """What is wrong with such a pair, and the way out."""
+    return (
+        f"group {group} is normal and reads FIFO topics ({', '.join(names)}): a message that comes "
+        "back is delivered behind later ones. Make a group of another name for it (`popmq group "
+        f"create {group}-fifo --type fifo`)"
+    )
+
+
 def retry_topic(group: str, topic: str) -> str:
     """`+` is illegal in users' names, so the pair can be told apart again (RocketMQ's V2)."""
     return f"{RETRY_PREFIX}{group}+{topic}"
@@ -272,10 +288,13 @@ def is_parked_topic(name: str) -> bool:
 
 
 def split_group_topic(name: str) -> tuple[str, str]:
-    """The group and the topic that a retry or a parking topic belongs to."""
-    prefix = PARKED_PREFIX if is_parked_topic(name) else RETRY_PREFIX
-    group, _, topic = name[len(prefix) :].partition("+")
-    return group, topic
+    """The group and the topic that a retry or a parking topic belongs to; of a dead-letter topic
+    the group alone, of any other the topic alone."""
+    for prefix in INTERNAL_PREFIXES:
+        if name.startswith(prefix):
+            group, _, topic = name[len(prefix) :].partition("+")
+            return group, topic
+    return "", name
 
 
 def is_group_owned(name: str) -> bool:
@@ -286,7 +305,7 @@ def is_group_owned(name: str) -> bool:
 def has_dead_letters(name: str) -> bool:
     """Whether its messages are dead letters, or the retries of a group that reads dead letters."""
     base = split_group_topic(name)[1] if is_group_owned(name) else name
-    return base.startswith(DLQ_PREFIX)
+    return is_dead_letter_topic(base)
 
 
 def first_attempt(name: str, stored: int) -> int:
@@ -298,8 +317,43 @@ def first_attempt(name: str, stored: int) -> int:
     return stored if is_group_owned(name) else 1
 
 
+def is_internal_topic(name: str) -> bool:
+    """A retry, a parking or a dead-letter topic: each broker group makes its own when it needs one.
+
+    Not every name with a `%`: users' topics of earlier releases may begin with it.
+    """
+    return name.startswith(INTERNAL_PREFIXES)
+
+
+def is_dead_letter_topic(name: str) -> bool:
+    return name.startswith(DLQ_PREFIX)
+
+
+def group_of_dead_letters(name: str) -> str:
+    """The group whose `dlq_topic` that is; empty for any other name."""
+    return name[len(DLQ_PREFIX) :] if is_dead_letter_topic(name) else ""
+
+
 def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
+
+
+def absence_text(name: str, groups: Collection[str]) -> str:
+    """That there is no such topic, and what to do; each reason has a text of its own."""
+    if group := group_of_dead_letters(name):
+        why = f"consumer group {group} has no dead letters yet"
+        if group not in groups:
+            why = (
+                f"there is no consumer group {group}, and it left no dead letters; "
+                "`popmq group list` shows the groups"
+            )
+    elif is_system_topic(name) or is_internal_topic(name):
+        why = "popmq makes topics of such names, and clients cannot create them"
+    elif not is_new_name(name):
+        why = "no new topic begins with %"
+    else:
+        why = f"create it with `popmq topic create {name}`, or set topic.auto_create"
+    return f"topic {name} does not exist: {why}"
 
 
 def check_form(
@@ -322,12 +376,23 @@ def check_topic_name(name: str) -> None:
     allows, but nobody sends to it.
     """
     check_readable_topic_name(name)
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX, PARKED_PREFIX)):
+    if is_internal_topic(name):
         raise Refused(
             Code.ILLEGAL_TOPIC,
             f"topic {name} is written by popmq only: names that start with "
             f"{RETRY_PREFIX}, {DLQ_PREFIX} or {PARKED_PREFIX} cannot be created or sent to",
         )
+
+
+def is_new_name(name: str) -> bool:
+    """Whether a new topic or a new group may have it. Those that exist keep theirs."""
+    return not name.startswith("%")
+
+
+def check_new_name(name: str, what: str, code: Code) -> None:
+    """Raise `code` unless a new topic or a new group may have the name."""
+    if not is_new_name(name):
+        raise Refused(code, f"{what} {name!r} begins with %, as only popmq's own names do")
 
 
 def check_readable_topic_name(name: str) -> None:

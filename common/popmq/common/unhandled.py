@@ -9,6 +9,7 @@ and serve nothing.
 import asyncio
 import logging
 import math
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,14 @@ logger = logging.getLogger(__name__)
 
 _ABOUT = ("handle", "task", "future", "protocol", "transport", "socket", "thread")
 MAX_LOGGED = 20  # a failure that repeats until the process has ended does not fill the disk
+
+
+def on_end_signal(then: Callable[[], object]) -> None:
+    """Call `then` in the running loop at each signal that ends a process cleanly: Ctrl-C, SIGTERM,
+    and SIGHUP of a closed terminal. Under `nohup` SIGHUP stays ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, then)
 
 
 class UnhandledExceptions:

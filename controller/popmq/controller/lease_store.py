@@ -15,6 +15,7 @@ from typing import Any
 
 import kubernetes.client as kubernetes
 
+from popmq.common.address import format_address
 from popmq.common.errors import ConfigError
 from popmq.common.protocol.group_record import GroupRecord
 from popmq.controller.file_store import record_from_json, record_to_json
@@ -53,11 +54,10 @@ class ApiServer:
                 "controller.store = kubernetes: this is no pod of a Kubernetes cluster "
                 "(KUBERNETES_SERVICE_HOST is not set)"
             )
-        host = f"[{host}]" if ":" in host else host
         if not namespace:
             namespace = _read_text(f"{SERVICE_ACCOUNT}/namespace")
         return cls(
-            f"https://{host}:{port}",
+            f"https://{format_address(host, int(port))}",
             namespace,
             lambda: _read_text(f"{SERVICE_ACCOUNT}/token"),
             f"{SERVICE_ACCOUNT}/ca.crt",

@@ -33,7 +33,10 @@ from popmq.proxy.admin.admin_port import (
 from popmq.proxy.brokers.broker_ports import ClosablePort, RoutedBrokers
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.remoting.service import GroupPort
+from popmq.proxy.rpc.health import Health
 from popmq.proxy.rpc.metrics import proxy_metrics
+from popmq.proxy.rpc.reflection import Reflection
+from popmq.proxy.rpc.rpc import SERVICE
 from popmq.proxy.transport.interface import Method, OtherProtocol, Transport
 from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TLS_REFUSALS
 from popmq.proxy.transport.lean.self_signed import certificates_of
@@ -74,6 +77,7 @@ class ProxyProcess:
         self._transport: Transport | None = None
         self._remoting: list[LeanTransport] = []  # on ports of their own
         self._controller_ports: list[FramePort] = []
+        self._stopping = False
         self._shares_port = worker > 0
         self._shared_admin = shared_admin
         self._admin: AdminPort | None = None
@@ -163,10 +167,14 @@ class ProxyProcess:
         return transport
 
     def _public_methods(self) -> list[Method]:
+        """Health and reflection are for anybody, and count in no limit of users."""
+        open_methods = Health(lambda: self.is_ready, (SERVICE.strip("/"),)).methods()
+        if self._settings.proxy.reflection:
+            open_methods += Reflection().methods()
         if self._settings.proxy.admin_on_public:
-            return self._proxy.methods()
+            return [*self._proxy.methods(), *open_methods]
         admin = refused(self._proxy.admin_methods(), lambda: self._admin_endpoint)
-        return [*self._proxy.messaging_methods(), *admin]
+        return [*self._proxy.messaging_methods(), *admin, *open_methods]
 
     async def _listen_admin(self) -> None:
         shared = self._shared_admin
@@ -239,6 +247,10 @@ class ProxyProcess:
             await self._proxy.access.ready.wait()
 
     @property
+    def is_ready(self) -> bool:
+        return self.has_routes and not self._stopping
+
+    @property
     def has_routes(self) -> bool:
         return bool(self._routed.names())
 
@@ -248,6 +260,7 @@ class ProxyProcess:
 
     async def stop(self) -> None:
         """Answer the receives that wait, give calls in progress a moment, then cut them."""
+        self._stopping = True
         self._proxy.drain()
         await self._stop_transports(STOP_GRACE_S)
         await self._routed.stop()

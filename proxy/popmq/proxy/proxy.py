@@ -72,7 +72,7 @@ class Proxy:
         self._brokers = brokers
         self._limits = request_limits(settings)
         self.metrics = ProxyMetrics()
-        self.routes = MetadataCache(brokers, clock, auto_create=settings.topic.auto_create)
+        self.routes = MetadataCache(brokers, clock, settings.topic)
         self.access = AuthGate(settings, brokers, clock, self.metrics, self.routes)
         self._directory = ClientDirectory(clock)
         self.telemetry = Telemetry(

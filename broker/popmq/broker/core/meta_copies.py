@@ -87,7 +87,7 @@ class MetaCopies:
                 self._directory.topic(name, auto_create=True)
         for name in request.groups:
             with suppress(PopmqError):
-                self._directory.group(name)
+                self._directory.group(name, fifo=name in request.fifo_groups)
         known = request.known_epoch, request.known_version
         if request.group:
             now_ms = self._waits_ms()

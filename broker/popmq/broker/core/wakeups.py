@@ -22,6 +22,8 @@ class Wakeups:
         seen = -1
         for topic_id, queue_id in sorted(grown):
             topic = self._registry.topic_by_id(topic_id)
+            if topic is not None and topic_id != seen:
+                self._polling.wake(topic.name)
             if topic is not None and topic.type is MessageType.LITE:
                 self._lites.arrived(topic, queue_id)
                 continue

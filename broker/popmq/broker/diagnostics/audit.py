@@ -359,7 +359,7 @@ class Audit:
 
 def _holds_ends(topic: TopicConfig) -> bool:
     """Retries and dead letters are ends of deliveries."""
-    return topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
+    return topics.is_retry_topic(topic.name) or topics.is_dead_letter_topic(topic.name)
 
 
 def _read_cold(cold: ColdRead) -> None:

@@ -368,16 +368,20 @@ class Explainer:
         expired_ms = self._store.reader.expired_at_ms(copy.message)
         if expired_ms and (not passed_ms or passed_ms >= expired_ms):
             return over(group, State.EXPIRED, expired_ms, attempt, TTL_OVER, proofs)
-        text = "the filter of the receives that came by did not accept it" + self._filter(
-            copy, group
-        )
+        text = "the filter of the receives that came by did not accept it"
+        text += self._last_filter(copy, group)
         return over(group, State.FILTERED, passed_ms, attempt, text, proofs)
 
-    def _filter(self, copy: StoredCopy, group: SubscriptionGroup) -> str:
+    def _last_filter(self, copy: StoredCopy, group: SubscriptionGroup) -> str:
+        """It was another one then if it accepts the message."""
         name = copy.topic.name
         topic = topics.split_group_topic(name)[1] if topics.is_group_owned(name) else name
-        text = self._filters.expression_of((group.name, topic))
-        return f"; the last receive's was: {text}" if text else ""
+        last = self._filters.last_of((group.name, topic))
+        if last.matches_all:
+            return ""
+        if last.accepts(copy.message):
+            return f"; it was another one than the last receive's, which accepts it: {last.text}"
+        return f"; the last receive's was: {last.text}"
 
     def _buffered(
         self, copy: StoredCopy, group: SubscriptionGroup, ck: PopCheckPoint

@@ -11,7 +11,7 @@ from enum import Enum
 from popmq.broker.diagnostics.delivery_evidence import GroupQueueOffset, ParkedKeySkip
 from popmq.common.record.message import RedrivenLetter, StoredMessage
 from popmq.common.record.timer_token import FiringToken
-from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.topics import SubscriptionGroup, TopicConfig, is_internal_topic
 
 
 class State(Enum):
@@ -69,7 +69,7 @@ class StoredCopy:
         token = self.message.token
         if isinstance(self.message.any_token, FiringToken):
             return "firing"
-        if token is None or not self.topic.name.startswith("%"):
+        if token is None or not is_internal_topic(self.topic.name):
             return "message"
         if token.dead:
             return "dead letter"

@@ -17,7 +17,14 @@ from popmq.broker.diagnostics.head_times import Head
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.namespaces import namespace_of_name
+from popmq.common.topics import (
+    FIRST_USER_TOPIC_ID,
+    MessageType,
+    StartAt,
+    SubscriptionGroup,
+    TopicConfig,
+)
 
 
 @dataclass(slots=True)
@@ -33,6 +40,7 @@ class Lag:
     retries: int = 0  # of `ready`: what waits in the retry topic
     expired: int = 0  # went by retention before the group read it, since the broker started
     heads: list[Head] = field(default_factory=list)
+    never_read: bool = False  # the group has read no topic at all
 
     @property
     def total(self) -> int:
@@ -103,6 +111,37 @@ def met_pairs(registry: Registry, table: CheckPointTable) -> Iterator[Lag | None
             yield Lag(group, topic)
 
 
+def first_lags(
+    store: MessageStore,
+    registry: Registry,
+    table: CheckPointTable,
+    groups: Iterable[SubscriptionGroup],
+) -> Iterator[Lag | None]:
+    """Of groups that somebody made and that never read anything: what each topic of their namespace
+    holds for them, so that an autoscaler can start the first consumer. In pieces, as `count_lags`;
+    FIRST_LAGS_LIMIT at most."""
+    met = set()
+    for looked, (group_id, _, _) in enumerate(table.places()):
+        if looked % _PLACES_A_PIECE == 0:
+            yield None
+        met.add(group_id)
+    left = FIRST_LAGS_LIMIT
+    for group in groups:
+        if group.auto_created or group.id in met:
+            continue
+        namespace = namespace_of_name(group.name)
+        for topic in registry.topics():
+            is_users = not topics.is_internal_topic(topic.name) and topic.id >= FIRST_USER_TOPIC_ID
+            if not is_users or namespace_of_name(topic.name) != namespace:
+                continue
+            if topic.kind.has_lite_topics or not left:
+                continue
+            left -= 1
+            lag = Lag(group, topic, never_read=True)
+            _count(store, registry, table, lag)
+            yield lag
+
+
 class QueueLag(NamedTuple):
     """One queue that a group reads for a topic: of the topic, its retry or its parking topic."""
 
@@ -121,6 +160,7 @@ class QueueLag(NamedTuple):
 
 
 _PLACES_A_PIECE = 1_000
+FIRST_LAGS_LIMIT = 500
 _Place = tuple[int, QueueProgress | None]  # a queue, and the group's place in it
 
 

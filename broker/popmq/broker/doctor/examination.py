@@ -6,6 +6,7 @@ what the findings propose, and saves every byte before it cuts one.  docs/concep
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 
 from popmq.broker.doctor.finding import (
     Finding,
@@ -25,6 +26,7 @@ from popmq.broker.doctor.finding_texts import (
     slave_tail_finding,
     snapshot_ahead_finding,
     stranger_finding,
+    unordered_finding,
 )
 from popmq.broker.doctor.index_check import (
     IndexCheck,
@@ -142,6 +144,7 @@ class _Examination:
         final = self._index_findings(final)
         if final.refusal:
             self._findings.append(refusal_finding(final.refusal))
+        self._findings += starmap(unordered_finding, final.unordered.items())
         summary = self._summary(start, final)
         return Diagnosis(self._data, tuple(self._findings), summary)
 

@@ -1,5 +1,7 @@
 """What the doctor says about the commoner findings."""
 
+from collections.abc import Sequence
+
 from popmq.broker.doctor.finding import (
     AcceptStart,
     Finding,
@@ -8,6 +10,7 @@ from popmq.broker.doctor.finding import (
     RequiredAction,
 )
 from popmq.broker.doctor.log_walk import DamagedRange, Padding
+from popmq.common.topics import unordered_text
 
 MENDED = "rebuilt from the log, at the start or when they are read"
 COPY = "bring the folder back from a copy"
@@ -23,6 +26,18 @@ def hole_finding(path: str, hole: DamagedRange) -> Finding:
         "messages are delivered",
         f"{COPY} if they matter",
         RequiredAction.HUMAN,
+    )
+
+
+def unordered_finding(group: str, names: Sequence[str]) -> Finding:
+    return Finding(
+        "a group that does not keep the order of a topic",
+        "",
+        0,
+        f"group {group} is normal, and reads {', '.join(names)}, where messages have an order",
+        "a message that comes back is delivered behind later ones",
+        unordered_text(group, names),
+        RequiredAction.NOTHING,
     )
 
 

@@ -24,6 +24,7 @@ class RehearsalResult:
     groups: int = 0
     check_points: int = 0
     in_flight: int = 0
+    unordered: dict[str, list[str]] = field(default_factory=dict)  # FIFO topics by normal group
 
     @property
     def kept_end(self) -> int:

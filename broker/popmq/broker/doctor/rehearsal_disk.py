@@ -7,7 +7,7 @@ start does, and nothing on the real disk can change: files are opened read-only 
 import os
 from collections.abc import Sequence
 
-from popmq.common.disk import DiskFile
+from popmq.common.disk import NO_FILE_LIMIT, DiskFile
 
 _PAGE = 64 << 10
 
@@ -69,6 +69,9 @@ class RehearsalDisk:
 
     def space(self, folder: str) -> tuple[int, int]:
         return 1 << 50, 1 << 50  # a full disk is not what a rehearsal looks for
+
+    def free_files(self, folder: str) -> int:
+        return NO_FILE_LIMIT
 
     def open_limit(self) -> int:
         return 1000

@@ -5,7 +5,7 @@ Soft: a start forgets it, and the groups that asked longest ago leave at the bou
 
 from collections import OrderedDict
 
-from popmq.broker.filter.message_filter import MessageFilter
+from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
 from popmq.common.topics import GroupTopic
 
 
@@ -25,7 +25,6 @@ class RecentFilters:
         if len(self._filters) > self._limit:
             self._filters.popitem(last=False)
 
-    def expression_of(self, place: GroupTopic) -> str:
-        """As its client wrote it; empty when it is not known, or wants everything."""
-        known = self._filters.get(place)
-        return known.text if known is not None else ""
+    def last_of(self, place: GroupTopic) -> MessageFilter:
+        """EVERYTHING when it is not known, too."""
+        return self._filters.get(place, EVERYTHING)

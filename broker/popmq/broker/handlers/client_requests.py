@@ -43,7 +43,7 @@ class ClientRequests:
         )
         if request.topic_id not in (0, topic.id):
             raise OtherIncarnation(f"the message was placed for another topic {topic.name}")
-        if topic.name[0] == "%":
+        if topics.is_internal_topic(topic.name):
             topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
@@ -52,7 +52,7 @@ class ClientRequests:
     def resolve_pop(self, request: PopRequest) -> PopParams:
         """The request with its names looked up and its limits applied, or the refusal."""
         topic = self._broker.directory.topic(request.topic, least_id=request.topic_id)
-        group = self._broker.directory.group(request.group, least_id=request.group_id)
+        group = self._broker.directory.group_of(topic, request.group, least_id=request.group_id)
         if request.auto_renew:
             self._broker.deliveries.liveness.mark_seen(
                 client_number(request.client_id), self._broker.store.log_ms()

@@ -42,7 +42,9 @@ def _explain(
 ) -> ResumableRead[bytes]:
     reply = pb.ExplainReply(status=pb.Status(code=Code.OK, message="OK"))
     timers = yield from TimerExplainer.find(broker, message_id, only)
-    everywhere = [topic for topic in broker.registry.topics() if not topic.name.startswith("%")]
+    everywhere = [
+        topic for topic in broker.registry.topics() if not topics.is_internal_topic(topic.name)
+    ]
     for topic in [only] if only is not None else everywhere:
         look = partial(broker.lookup.by_id, topic.id, message_id, wait=False)
         if broker.registry.topic_by_id(topic.id) is None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.diagnostics.lag import Lag, lags
+from popmq.broker.diagnostics.lag import Lag, first_lags, lags
 from popmq.broker.handlers.request import Request
 from popmq.broker.operations.resumable_reads import ResumableRead, read_now
 from popmq.common import topics
@@ -40,7 +40,11 @@ def lag(broker: Broker, request: Request) -> ResumableRead[bytes]:
         brokers=[broker.settings.broker.name],
         stored=_stored(broker, topic),
     )
-    return _with_ages(broker, _lags(broker, group=group, topic=topic), reply)
+    counted = _lags(broker, group=group, topic=topic)
+    if group is not None and not counted:
+        first = first_lags(broker.store, registry, broker.table, [group])
+        counted = [lag for lag in first if lag is not None]
+    return _with_ages(broker, counted, reply)
 
 
 @dataclass(slots=True)
@@ -105,6 +109,7 @@ def _to_wire(broker: Broker, lag: Lag, ages: _Ages) -> pb.Lag:
         expired=lag.expired,
         oldest_ready_ms=ages.oldest_ms.get(id(lag), 0),
         unknown_ages=ages.unknown.get(id(lag), 0),
+        never_read=lag.never_read,
         delivered=broker.pop.service.delivered.counts.get((lag.group.name, lag.topic.name), 0),
     )
 

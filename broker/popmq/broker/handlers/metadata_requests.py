@@ -23,6 +23,7 @@ from popmq.common.topics import (
     SubscriptionGroup,
     TopicConfig,
     is_group_owned,
+    is_internal_topic,
 )
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire.meta_pb2 import ChangeUserReply, ChangeUserRequest, FollowUsersRequest
@@ -83,7 +84,7 @@ def delete_topic(broker: Broker, request: Request) -> None:
     requested = pb.DeleteTopicRequest.FromString(request.body)
     reply = _topic_reply(broker, broker.registry.delete_topic(requested.name))
     # A topic with such a name is one that each broker group has for itself.
-    _answer_in_order(broker, request, reply, deletion=requested.name[:1] != "%")
+    _answer_in_order(broker, request, reply, deletion=not is_internal_topic(requested.name))
 
 
 def list_topics(broker: Broker, request: Request) -> bytes:

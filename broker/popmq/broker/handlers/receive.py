@@ -1,7 +1,8 @@
 """Receives: POP requests. Most are answered at once; one that is not becomes a `Receive`.
 
 A receive is answered at once when it gets messages, and when it has nothing to wait for.  Else it
-waits: for its turn (a group that reads far behind beside others), for bytes that come from the
+waits: for a topic that does not exist yet, for its turn (a group that reads far behind beside
+others), for bytes that come from the
 disk, for the next turn of the loop (a filter that has not looked at everything), or for messages.
 After each wait it looks up its names and pops again.
 """
@@ -10,14 +11,14 @@ from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.client_requests import ClientRequests
-from popmq.broker.handlers.pop_notifications import PopNotifications
+from popmq.broker.handlers.pop_notifications import NOTHING, PopNotifications
 from popmq.broker.handlers.request import MemoryReplies, WaitingRequests, refuse
 from popmq.broker.lite.lite_service import waiting_client
 from popmq.broker.log.cold_read_retry import ColdReadRetry, log_failure
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.broker.pop.pop_service import PopParams
 from popmq.common.disk import ColdRead
-from popmq.common.errors import PopmqError, TooManyRequests
+from popmq.common.errors import PopmqError, TooManyRequests, TopicNotFound
 from popmq.common.protocol.messaging_payloads import OnReply, PopRequest
 from popmq.common.protocol.pop_reply import PopReplyBuilder
 
@@ -56,7 +57,16 @@ class Receives:
         number: int,
         receive: "Receive | None" = None,  # of one that has waited already
     ) -> None:
-        params = self.clients.resolve_pop(request)
+        try:
+            params = self.clients.resolve_pop(request)
+        except TopicNotFound:
+            if not self.broker.directory.may_come(request.topic):
+                raise
+            if request.poll_ms > 0:
+                (receive or Receive(self, request, on_reply, number)).wait_for_topic()
+            else:
+                on_reply(NOTHING)
+            return
         if not params.limit:
             self._notifications.notify_or_wait(request, params, on_reply, number)
             return
@@ -199,6 +209,27 @@ class Receive:
         self._wait()
         if unfinished:
             polling.retry_client_waiters(waiter.key, waiter.client)
+
+    def wait_for_topic(self) -> None:
+        """It may be made yet; then wait for its messages, as long as is left."""
+        polling, waits = self._receives.broker.polling, self._receives.broker.waits
+        deadline_ms = waits.boot_ms() + self._request.poll_ms
+
+        def attempt() -> WaiterResult:
+            polling.remove(waiter)
+            left_ms = max(0, deadline_ms - waits.boot_ms())
+            self._request = self._request._replace(poll_ms=left_ms)
+            self.pop_again()
+            return WaiterResult.ANSWERED
+
+        def give_up() -> None:
+            self._end_wait()
+            self._on_reply(NOTHING)
+
+        key, alone = (self._request.topic, 0), self._number
+        waiter = self._waiter = Waiter(key, alone, deadline_ms, attempt, give_up)
+        polling.add_waiter(waiter)
+        self._wait()
 
     def _attempt(self) -> WaiterResult:
         receives = self._receives

@@ -107,7 +107,7 @@ def _revive_partitions(
             next=queue.count,
         )
     for topic in every:
-        copies = topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
+        copies = topics.is_retry_topic(topic.name) or topics.is_dead_letter_topic(topic.name)
         copies = copies or (offset_records and topics.is_parked_topic(topic.name))
         if copies and broker.registry.topic_by_id(topic.id) is not None:
             yield _of_queue(broker, "revive", HEAD.name, topic, 0)

@@ -128,10 +128,9 @@ class TimerExplainer:
 
     def _message(self, stored: StoredTimer, explanation: pb.Explained) -> pb.ExplainedMessage:
         header, token = stored.message.header, stored.message.any_token
-        topic = self._broker.registry.topic_by_id(stored.timer.topic_id)
         return pb.ExplainedMessage(
             broker=self._broker.settings.broker.name,
-            topic=topic.name if topic is not None else f"#{stored.timer.topic_id}",
+            topic=self._broker.registry.topic_label(stored.timer.topic_id),
             queue_id=token.queue_id if isinstance(token, TimerToken) else 0,
             queue_offset=-1,  # none before it is delivered
             stored_ms=header.wall_ms,

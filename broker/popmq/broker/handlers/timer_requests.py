@@ -251,9 +251,8 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> ResumableRea
 
 
 def topic_name(broker: Broker, topic_id: int) -> str:
-    """Of a deleted topic its number: its timers become dead letters when their time comes."""
-    topic = broker.registry.topic_by_id(topic_id)
-    return topic.name if topic is not None else f"#{topic_id}"
+    """A deleted topic has one too: its timers become dead letters when their time comes."""
+    return broker.registry.topic_label(topic_id)
 
 
 def _topic_id(broker: Broker, name: str) -> int:

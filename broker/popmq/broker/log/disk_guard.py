@@ -5,11 +5,12 @@ that were allocated ahead, so that a full cluster can be drained.  When even tho
 used up, everything that writes is refused; nothing is ever lost by a write that did not fit.
 """
 
+import errno
 import logging
 from collections.abc import Callable
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.common.disk import Disk, is_shortage
+from popmq.common.disk import NO_FILE_LIMIT, Disk, is_shortage
 from popmq.common.errors import TooManyRequests
 from popmq.common.settings.settings import StoreSettings
 from popmq.common.step_loop import Flusher
@@ -44,9 +45,11 @@ class DiskGuard:
         self._look_due_ms = 0
         self._reserving = False
         self._cannot_reserve = False
+        self._over_quota = False
         self.index_blocked = False  # units of queues could not be written
         self.used_percent = 0.0
         self.free_bytes = 0
+        self.free_files = NO_FILE_LIMIT
         self.sends_refused = 0
         self.writes_refused = 0
 
@@ -86,6 +89,13 @@ class DiskGuard:
                 f"the disk of {self._folder} is {self.used_percent:.1f} % used, sends stop at "
                 f"{self._settings.disk_stop_percent} % (store.disk_stop_percent)"
             )
+        if not self.free_files:
+            return (
+                f"the disk of {self._folder} has no inode for another file (df -i), "
+                f"{self.free_bytes} bytes are free"
+            )
+        if self._over_quota:
+            return f"a quota of the disk of {self._folder} is used up (quota -s, repquota)"
         return (
             f"the disk of {self._folder} has {self.free_bytes} bytes free, too few for the "
             f"next segment of {self._settings.segment_bytes} (store.segment_bytes)"
@@ -132,6 +142,7 @@ class DiskGuard:
     def _look(self) -> None:
         was_full = self.full
         self.free_bytes, total = self._disk.space(self._folder)
+        self.free_files = self._disk.free_files(self._folder)
         self.used_percent = used_percent(self.free_bytes, total)
         if self.full != was_full:
             self._tell()
@@ -141,6 +152,7 @@ class DiskGuard:
         was_full = self.full
         if is_shortage(error):
             self._cannot_reserve = True
+            self._over_quota = error.errno == errno.EDQUOT
         elif error is not None:
             self._on_failure(error)
             return

@@ -13,12 +13,13 @@ from popmq.broker.meta.registry import Registry
 from popmq.common import topics
 from popmq.common.errors import Code, NotCopied, PopmqError, Refused
 from popmq.common.settings.settings import Settings
-from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 
 logger = logging.getLogger(__name__)
 
 SAME_GROUPS_MS = 60_000
 CHANGES_A_STEP = 128
+WARNED_LIMIT = 10_000
 
 
 class MetadataResolver:
@@ -29,6 +30,7 @@ class MetadataResolver:
         self._cluster_groups: tuple[str, ...] = ()
         self._same_since_ms: int | None = None  # since when they have been the same
         self.used_groups: set[int] = set()  # of those that receives made, since the last look
+        self._warned: set[tuple[int, int]] = set()  # ids of group and topic
         self._unplaced: deque[TopicConfig] | None = None  # not looked for yet
 
     @property
@@ -63,7 +65,11 @@ class MetadataResolver:
         return now_ms - self._same_since_ms >= SAME_GROUPS_MS
 
     def _is_unplaced(self, topic: TopicConfig) -> bool:
-        return topic.name[0] != "%" and _has_fixed_places(topic) and not topic.brokers
+        return (
+            not topics.is_internal_topic(topic.name)
+            and _has_fixed_places(topic)
+            and not topic.brokers
+        )
 
     def _place(self, name: str) -> None:
         topic = self._registry.find_topic(name)
@@ -86,14 +92,15 @@ class MetadataResolver:
         here.
         """
         topic = self._registry.find_topic(name)
-        if topic is not None and name[0] != "%":
+        if topic is not None and not topics.is_internal_topic(name):
             if topic.id < least_id and self._registry.owner:
                 self._registry.request_topic_copy(name)
                 raise _not_copied("topic", name)
             return topic
         topics.check_readable_topic_name(name)
         if topic is None and self._registry.owner:
-            self._registry.request_topic_copy(name)
+            if auto_create or least_id:  # else the owner would make it for a receive
+                self._registry.request_topic_copy(name)
         elif topic is None and auto_create and self._settings.topic.auto_create:
             requested = TopicConfig(
                 0,
@@ -103,6 +110,14 @@ class MetadataResolver:
             )
             return self.create_topic(requested)
         return topic or self._registry.topic(name)
+
+    def may_come(self, name: str) -> bool:
+        """Whether a topic that does not exist may be made by what others do: its first send, or the
+        first dead letter of a group."""
+        if group := topics.group_of_dead_letters(name):
+            return self._registry.find_group(group) is not None
+        is_free = topics.is_new_name(name) and not topics.is_system_topic(name)
+        return self._settings.topic.auto_create and is_free
 
     def create_topic(self, requested: TopicConfig) -> TopicConfig:
         """Over the broker groups of now, if message groups or lite topics are to stay where they
@@ -124,8 +139,11 @@ class MetadataResolver:
             self._registry.request_group_copy(name)
             raise _not_copied("consumer group", name)
 
-    def group(self, name: str, *, least_id: int = 0) -> SubscriptionGroup:
-        """The group; made with the defaults when group.auto_create allows it. Raises as `topic`."""
+    def group(self, name: str, *, least_id: int = 0, fifo: bool = False) -> SubscriptionGroup:
+        """The group; made with the defaults when group.auto_create allows it. Raises as `topic`.
+
+        `fifo`: made for a FIFO topic, so that it keeps its order.
+        """
         self.check_group_copied(name, least_id)
         group = self._registry.find_group(name)
         if group is not None:
@@ -134,12 +152,24 @@ class MetadataResolver:
             return group
         topics.check_group_name(name)
         if self._registry.owner:
-            self._registry.request_group_copy(name)
+            self._registry.request_group_copy(name, fifo=fifo)
         elif self._settings.group.auto_create:
-            return self._auto_create(name)
+            return self._auto_create(name, GroupType.FIFO if fifo else GroupType.NORMAL)
         return self._registry.group(name)
 
-    def _auto_create(self, name: str) -> SubscriptionGroup:
+    def group_of(self, topic: TopicConfig, name: str, *, least_id: int = 0) -> SubscriptionGroup:
+        """The group, for a receive from that topic."""
+        group = self.group(name, least_id=least_id, fifo=topic.type is MessageType.FIFO)
+        if topics.loses_order(group, topic) and (group.id, topic.id) not in self._warned:
+            if len(self._warned) >= WARNED_LIMIT:
+                self._warned.clear()
+            self._warned.add((group.id, topic.id))
+            why = topics.unordered_text(name, [topic.name])
+            extra = {"group": name, "topic": topic.name, "why": why}
+            logger.warning("a group does not keep the order of a topic", extra=extra)
+        return group
+
+    def _auto_create(self, name: str, kind: GroupType) -> SubscriptionGroup:
         limit = self._settings.group.auto_created_limit
         if len(self._registry.auto_created) >= limit:
             raise Refused(
@@ -149,7 +179,7 @@ class MetadataResolver:
                 f"`popmq group create {name}`, or delete some",
             )
         attempts = self._settings.group.max_attempts
-        requested = SubscriptionGroup(0, name, max_attempts=attempts, auto_created=True)
+        requested = SubscriptionGroup(0, name, kind, attempts, auto_created=True)
         return self._registry.create_group(requested)
 
 

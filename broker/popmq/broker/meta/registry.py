@@ -37,6 +37,7 @@ from popmq.common.wire.meta_pb2 import AuthRecord, Followed, LastIds, MetaRecord
 
 TOPIC_LIMIT = 50_000
 GROUP_LIMIT = 50_000
+DELETED_KEPT = 1_000  # names
 WANTED_LIMIT = 64  # names that are asked of the owner at once
 _PER_PIECE = 128
 _NO_QUOTAS = Quotas()
@@ -82,8 +83,9 @@ class MetadataTable(SnapshotTable):
         self.owner = ""  # the broker group whose topics and groups these are; empty: this one
         # Its epoch and its `changes` when they were copied last.
         self.owner_epoch = self.owner_version = 0
+        self._deleted_topics: dict[int, str] = {}  # names, since the start; the newest are kept
         self.missing_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
-        self.missing_groups: set[str] = set()
+        self.missing_groups: dict[str, bool] = {}  # and whether they are to be FIFO
         self.draining = False  # no new messages
         self._restored_changes = 0
         self.signing_keys = SigningKeys(store.log_ms)
@@ -94,16 +96,8 @@ class MetadataTable(SnapshotTable):
 
     def topic(self, name: str) -> TopicConfig:
         topic = self._topics.get(name)
-        if topic is None and (topics.is_system_topic(name) or topics.is_group_owned(name)):
-            raise TopicNotFound(
-                f"topic {name} does not exist: popmq makes topics of such names, and clients "
-                "cannot create them"
-            )
         if topic is None:
-            raise TopicNotFound(
-                f"topic {name} does not exist: create it with `popmq topic create {name}`, or "
-                "set topic.auto_create"
-            )
+            raise TopicNotFound(topics.absence_text(name, self._groups))
         return topic
 
     def find_topic(self, name: str) -> TopicConfig | None:
@@ -111,6 +105,14 @@ class MetadataTable(SnapshotTable):
 
     def topic_by_id(self, topic_id: int) -> TopicConfig | None:
         return self._topics_by_id.get(topic_id)
+
+    def topic_label(self, topic_id: int) -> str:
+        """For people: its name; of a deleted one the name that it had, as far as it is known."""
+        topic = self._topics_by_id.get(topic_id)
+        if topic is not None:
+            return topic.name
+        name = self._deleted_topics.get(topic_id)
+        return f"{name} (deleted)" if name else f"(deleted, topic id {topic_id})"
 
     def group(self, name: str) -> SubscriptionGroup:
         group = self._groups.get(name)
@@ -159,9 +161,9 @@ class MetadataTable(SnapshotTable):
         if len(self.missing_topics) < WANTED_LIMIT:
             self.missing_topics.add(name)
 
-    def request_group_copy(self, name: str) -> None:
+    def request_group_copy(self, name: str, *, fifo: bool = False) -> None:
         if len(self.missing_groups) < WANTED_LIMIT:
-            self.missing_groups.add(name)
+            self.missing_groups[name] = fifo
 
     # -- apply
 
@@ -270,6 +272,9 @@ class MetadataTable(SnapshotTable):
             del self._topics[gone.name]
             self._store.dispatch.drop_topic(topic_id)
             self.lites.drop_topic(topic_id)
+            if len(self._deleted_topics) >= DELETED_KEPT:
+                del self._deleted_topics[next(iter(self._deleted_topics))]
+            self._deleted_topics[topic_id] = gone.name
             self._listener.on_topic_deleted(gone)
 
 
@@ -287,6 +292,8 @@ class Registry(MetadataTable):
             topics.check_topic_name(requested.name)
         if requested.name in self._topics:
             raise Refused(Code.BAD_REQUEST, f"topic {requested.name} exists already")
+        if not internal:
+            topics.check_new_name(requested.name, "topic name", Code.ILLEGAL_TOPIC)
         if len(self._topics) >= TOPIC_LIMIT and not internal:
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
@@ -366,7 +373,7 @@ class Registry(MetadataTable):
     def delete_topic(self, name: str) -> TopicConfig:
         """Delete the topic with its messages, and what groups have of it in topics of their own."""
         topics.check_readable_topic_name(name)
-        if name[0] != "%":  # dead letters are this group's own
+        if not topics.is_internal_topic(name):  # dead letters are this group's own
             self._check_owned()
         gone = self.topic(name)
         self.remove_topic(gone)
@@ -384,6 +391,7 @@ class Registry(MetadataTable):
         topics.check_group_name(requested.name)
         if requested.name in self._groups:
             raise Refused(Code.BAD_REQUEST, f"consumer group {requested.name} exists already")
+        topics.check_new_name(requested.name, "consumer group name", Code.ILLEGAL_CONSUMER_GROUP)
         if len(self._groups) >= GROUP_LIMIT:
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
@@ -403,7 +411,10 @@ class Registry(MetadataTable):
         if new.type is not old.type:
             raise Refused(
                 Code.BAD_REQUEST,
-                f"the type of consumer group {old.name} is {old.type.name} and cannot change",
+                f"the type of consumer group {old.name} is {old.type.name} and cannot change: "
+                "create a group of another name, or delete it with its offsets (`popmq group "
+                f"delete {old.name}`) and create it again (`popmq group create {old.name} --type "
+                f"{new.type.name.lower()}`)",
             )
         self._write(MetaRecord(version=META_VERSION, group=group_record(new)))
         return new
@@ -502,7 +513,7 @@ def _check_quota(user: str, quotas: Quotas, name: str, used: int, more: int) -> 
 
 def owned_records(table: MetadataTable) -> list[MetaRecord]:
     """What other broker groups copy: all topics that users made, and all groups."""
-    own = [topic for topic in table.topics() if topic.name[0] != "%"]
+    own = [topic for topic in table.topics() if not topics.is_internal_topic(topic.name)]
     return [
         *(MetaRecord(version=META_VERSION, topic=topic_record(topic)) for topic in own),
         *(MetaRecord(version=META_VERSION, group=group_record(group)) for group in table.groups()),

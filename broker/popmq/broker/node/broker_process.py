@@ -19,7 +19,7 @@ from popmq.broker.node.metrics import broker_readings
 from popmq.broker.node.pacing import BUSY_MS, Pacing
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.disk import Disk, RealDisk, is_shortage
+from popmq.common.disk import Disk, RealDisk, is_shortage, no_room_text
 from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric, Readings
@@ -152,7 +152,8 @@ class BrokerProcess:
         self._steps.add_done_callback(self._steps_ended)
 
     def _begin(self, threads: StoreThreads) -> bool:
-        """Recover; False while the machine has no room or descriptors for it."""
+        """Recover; False while the machine of a replica has no room or descriptors for it. A broker
+        alone raises the OSError: who started it reads why."""
         self.node = BrokerNode(
             self._settings,
             disk=self._disk,
@@ -166,9 +167,11 @@ class BrokerProcess:
         try:
             self.node.start()
         except OSError as error:
-            if not is_shortage(error):
+            if not is_shortage(error) or self.node.solo:
                 raise
-            logger.error("not started, tried again each second", extra={"error": str(error)})
+            why = no_room_text(self._settings.broker.data, error.errno or 0)
+            extra = {"error": str(error), "why": why}
+            logger.error("not started, tried again each second", extra=extra)
             self.node.release_files()
             return False
         return True
@@ -246,7 +249,9 @@ class BrokerProcess:
         except OSError as error:
             if not is_shortage(error):
                 raise
-            logger.warning("stopped without a last snapshot", extra={"error": str(error)})
+            why = no_room_text(self._settings.broker.data, error.errno or 0)
+            extra = {"error": str(error), "why": why}
+            logger.warning("stopped without a last snapshot", extra=extra)
             self.node.release_files()
 
     def fail(self, error: BaseException) -> None:

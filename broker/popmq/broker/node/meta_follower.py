@@ -19,7 +19,7 @@ from popmq.broker.meta.meta_records import group_of, topic_of
 from popmq.broker.meta.registry import Registry, owned_records
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, Port
-from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.topics import SubscriptionGroup, TopicConfig, is_internal_topic
 from popmq.common.wire.meta_pb2 import MetaRecord
 from popmq.common.wire.replication_pb2 import CopyMetaReply, CopyMetaRequest
 
@@ -135,6 +135,7 @@ class MetaFollower:
             wait_ms=ASK_MS,
             topics=sorted(registry.missing_topics),
             groups=sorted(registry.missing_groups),
+            fifo_groups=sorted(name for name, fifo in registry.missing_groups.items() if fifo),
         )
         registry.missing_topics.clear()
         registry.missing_groups.clear()
@@ -255,7 +256,7 @@ def _writing(registry: Registry, record: MetaRecord) -> MetadataChange:
 
 
 def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[MetadataChange]:
-    here = [topic for topic in registry.topics() if topic.name[0] != "%"]
+    here = [topic for topic in registry.topics() if not is_internal_topic(topic.name)]
     for topic in [topic for topic in here if (topic.id, topic.name) not in kept]:
 
         def remove(gone: TopicConfig = topic) -> None:

@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.audit import STATES
-from popmq.broker.diagnostics.lag import Lag, count_lags, top_lags
+from popmq.broker.diagnostics.lag import Lag, count_lags, first_lags, top_lags
 from popmq.broker.diagnostics.lag_monitor import NAME_BYTES, PAIRS_LIMIT
 from popmq.broker.node.timer_metrics import timer_metrics
 from popmq.common import topics
+from popmq.common.disk import NO_FILE_LIMIT
 from popmq.common.metric_table.row import OTHERS
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric, Readings
@@ -55,6 +56,8 @@ def _store_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("store_slow_flushes", counts.slow_flushes)
     yield reading("store_disk_used_ratio", store.guard.used_percent / 100)
     yield reading("store_disk_free_bytes", store.guard.free_bytes)
+    if store.guard.free_files != NO_FILE_LIMIT:
+        yield reading("store_disk_free_inodes", store.guard.free_files)
     yield reading("store_disk_full", store.guard.full)
     yield reading("store_sends_refused", store.guard.sends_refused)
     yield reading("store_writes_refused", store.guard.writes_refused)
@@ -188,6 +191,12 @@ def _consumer_metrics(broker: Broker) -> Readings:
         yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
     if rest:
         yield from _lag_metrics(broker, OTHERS, OTHERS, rest)
+    groups = broker.registry.groups()
+    for first in first_lags(broker.store, broker.registry, broker.table, groups):
+        yield None
+        if first is not None:  # nothing is ready for a group that nobody started
+            labels = first.group.name, first.topic.name
+            yield reading("consumer_lag_messages", first.total, *labels)
 
 
 def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Iterable[Metric]:

@@ -14,7 +14,8 @@ from operator import attrgetter
 
 from popmq.common.errors import TooManyRequests
 
-GroupTopicId = tuple[int, int]  # topic id, group id
+# Topic id and group id; the name of a topic that does not exist yet, and 0.
+GroupTopicId = tuple[int | str, int]
 
 
 class WaiterResult(Enum):
@@ -41,7 +42,7 @@ class LongPolling:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiters: dict[GroupTopicId, dict[object, OrderedDict[int, Waiter]]] = {}
-        self._groups_of_topic: dict[int, set[int]] = {}
+        self._groups_of_topic: dict[int | str, set[int]] = {}
         self._of_client: dict[tuple[GroupTopicId, int], dict[int, Waiter]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._number = 0
@@ -78,8 +79,11 @@ class LongPolling:
         waiter.done = True
         self._unpark(waiter)
 
-    def wake(self, topic_id: int, group_id: int | None = None) -> None:
-        """Messages came into the topic: for every group, or (a retry) for one."""
+    def wake(self, topic_id: int | str, group_id: int | None = None) -> None:
+        """Messages came into the topic: for every group, or (a retry) for one.
+
+        By its name who waits since before it existed.
+        """
         groups = self._groups_of_topic.get(topic_id)
         if not groups:
             return
@@ -183,8 +187,7 @@ class LongPolling:
     def _answers(self, waiter: Waiter) -> bool:
         outcome = waiter.attempt()
         if outcome is WaiterResult.ANSWERED:
-            waiter.done = True
-            self._unpark(waiter)
+            self.remove(waiter)
             self.woken += 1
             return True
         if outcome is WaiterResult.MORE:

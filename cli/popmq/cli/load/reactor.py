@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from itertools import count
 
+from popmq.common.address import format_address
 from popmq.common.errors import PopmqError
 
 READ_BYTES = 1 << 18
@@ -80,7 +81,7 @@ class Channel:
         try:
             self.socket = socket.create_connection(address, timeout=CONNECT_S)
         except OSError as error:
-            raise LoadError(f"cannot connect to {address[0]}:{address[1]}: {error}") from error
+            raise LoadError(f"cannot connect to {format_address(*address)}: {error}") from error
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         reactor.watch(self, writing=False)

@@ -12,6 +12,7 @@ import click
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
+from popmq.broker.diagnostics.lag import met_pairs
 from popmq.broker.doctor import examination
 from popmq.broker.doctor.examination import Diagnosis, Summary
 from popmq.broker.doctor.finding import Finding, MoveFiles, Repair, RequiredAction
@@ -29,6 +30,7 @@ from popmq.cli.terminal.arguments import SIZE
 from popmq.cli.terminal.command_line import Args, command, flag, group, option
 from popmq.cli.terminal.output import columns, print_rows
 from popmq.common.clock import SystemClock
+from popmq.common.disk import RealDisk
 from popmq.common.errors import ConfigError, StoreDamaged
 from popmq.common.settings.settings import (
     ClusterSettings,
@@ -39,6 +41,9 @@ from popmq.common.settings.settings import (
     load_settings,
 )
 from popmq.common.step_loop import InlineFlusher
+from popmq.common.topics import loses_order
+
+LEAST_FILES = 16  # that a disk can still make
 
 
 def run_doctor(args: Args) -> int:
@@ -92,6 +97,7 @@ def examine(data: str, *, segment_bytes: int = 0) -> Diagnosis:
         segment_bytes=segment_bytes,
         cluster=cluster,
     )
+    diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *_no_inodes(data)))
     if not damaged:
         return diagnosis
     # The rehearsed start is that of the store; the broker around it reads these files first.
@@ -99,6 +105,22 @@ def examine(data: str, *, segment_bytes: int = 0) -> Diagnosis:
     after = repairable and diagnosis.summary.starts_after_repair
     summary = replace(diagnosis.summary, starts=False, starts_after_repair=after)
     return replace(diagnosis, findings=(*damaged, *diagnosis.findings), summary=summary)
+
+
+def _no_inodes(data: str) -> Sequence[Finding]:
+    free = RealDisk().free_files(data)
+    if free >= LEAST_FILES:
+        return ()
+    finding = Finding(
+        "hardly any inode left",
+        "",
+        0,
+        f"the disk can make {free} files more (df -i), and a start needs some",
+        "a broker does not start, or refuses sends",
+        "remove other files, or make the file system with more inodes",
+        RequiredAction.HUMAN,
+    )
+    return (finding,)
 
 
 def _damaged_identity(damage: str) -> Finding:
@@ -160,7 +182,16 @@ def rehearse(
         groups=sum(1 for _ in broker.registry.groups()),
         check_points=len(broker.table),
         in_flight=broker.table.in_flight,
+        unordered=_unordered(broker),
     )
+
+
+def _unordered(broker: Broker) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for pair in met_pairs(broker.registry, broker.table):
+        if pair is not None and loses_order(pair.group, pair.topic):
+            found.setdefault(pair.group.name, []).append(pair.topic.name)
+    return found
 
 
 def _run(args: Args) -> int:

@@ -1,14 +1,15 @@
 """`popmq operator`: looks after the BrokerClusters of a Kubernetes cluster."""
 
 import asyncio
-import signal
 from contextlib import AsyncExitStack
+from functools import partial
 
 from popmq.cli.roles.life import RoleRunner
 from popmq.cli.roles.role_process import role_settings, run_role, serve_http
 from popmq.cli.terminal.command_line import Args
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import Settings
+from popmq.common.unhandled import on_end_signal
 
 
 def run_operator(args: Args) -> int:
@@ -46,5 +47,4 @@ async def _operator(settings: Settings, stack: AsyncExitStack, life: RoleRunner)
 
 async def _keep_signals(watching: asyncio.Event, life: RoleRunner) -> None:
     await watching.wait()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, life.end, 0)
+    on_end_signal(partial(life.end, 0))

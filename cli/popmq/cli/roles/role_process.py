@@ -1,14 +1,13 @@
 """The commands that run a role: `up` (all in one process), `controller`, `broker`, `proxy`.
 
 A role prints one ready line on standard output when it serves, logs JSON on standard error,
-and ends cleanly on SIGINT and SIGTERM.
+and ends cleanly on SIGINT, SIGTERM and SIGHUP.
 """
 
 import asyncio
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -26,6 +25,7 @@ from popmq.cli.roles.proxy_workers import ProxyWorkers
 from popmq.cli.roles.supervised_process import die_with_parent
 from popmq.cli.terminal.command_line import Args
 from popmq.cli.terminal.contexts import DEFAULT_ENDPOINT
+from popmq.common.address import format_address
 from popmq.common.disk import RealDisk
 from popmq.common.errors import ConfigError
 from popmq.common.metric_table.row import PREFIX
@@ -49,6 +49,7 @@ from popmq.common.settings.settings import (
     load_settings,
     parse_address,
 )
+from popmq.common.unhandled import on_end_signal
 from popmq.common.unix_socket import SOCKET_PATH_LIMIT
 from popmq.common.version import VERSION
 
@@ -70,14 +71,16 @@ def run_up(args: Args) -> int:
 
     flags = {
         "broker.data": args.data,
-        "proxy.listen": f"{args.host}:{args.port}",
+        "proxy.listen": format_address(args.host, args.port),
         "proxy.advertise": args.advertise,
         "listen.open_to_anybody": args.open_to_anybody or None,
-        "proxy.admin_listen": None if args.admin_port is None else f"{LOOPBACK}:{args.admin_port}",
-        "remoting.listen": args.remoting_port and f"{args.host}:{args.remoting_port}",
+        "proxy.admin_listen": None
+        if args.admin_port is None
+        else format_address(LOOPBACK, args.admin_port),
+        "remoting.listen": args.remoting_port and format_address(args.host, args.remoting_port),
         "proxy.transport": args.transport,
         "proxy.workers": args.workers,
-        "http.listen": f"{args.host}:{args.http_port}",
+        "http.listen": format_address(args.host, args.http_port),
     }
     # Addresses of the file or of the environment count unless the flags say otherwise.
     loaded = load_settings(args.config, environment(), {}, defaults=UP_DEFAULTS).sources
@@ -117,7 +120,7 @@ def _with_console(start: Start, port: int | None) -> Start:
     from popmq.cli.roles.console_child import check_console_is_installed, start_console
 
     check_console_is_installed()
-    address = f"127.0.0.1:{port}"
+    address = format_address(LOOPBACK, port)
 
     async def both(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
         _check_addresses({"--console-port": address})
@@ -501,7 +504,7 @@ async def _listen(
             f"cannot listen on {address} for {pages}: {error.strerror} ({setting})"
         ) from error
     stack.push_async_callback(served.stop)
-    return f"{host}:{taken}"
+    return format_address(host, taken)
 
 
 # -- what they share
@@ -521,9 +524,7 @@ def run_role(role: str, settings: Settings, start: Start) -> int:
 
 async def _live(role: str, settings: Settings, start: Start) -> int:
     life = RoleRunner()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, life.end, 0)
+    on_end_signal(partial(life.end, 0))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(life.stop_tasks)
         await start(settings, stack, life)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from popmq.common.address import is_loopback
+from popmq.common.address import format_address, is_loopback
 from popmq.common.errors import Code, ConfigError, PopmqError, Refused
 from popmq.common.loop_iteration import LoopIteration
 from popmq.common.protocol.cluster_secret import (
@@ -151,7 +151,7 @@ class Address:
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_address(self.host, self.port)
 
 
 class FrameReader:

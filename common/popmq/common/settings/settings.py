@@ -45,9 +45,10 @@ from popmq.common.signing import ACCESS_KEY_VARIABLE, SECRET_VARIABLE
 CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
 CLIENT_ADMIN_ENDPOINT = "POPMQ_ADMIN_ENDPOINT"
 CLIENT_TLS_CA = "POPMQ_TLS_CA"
+TRACEBACK = "POPMQ_TRACEBACK"  # of an error of a command that nothing expects
 _OF_CLIENTS = (
     *(CLIENT_ENDPOINT, CLIENT_ADMIN_ENDPOINT, CLIENT_TLS_CA),
-    *(ACCESS_KEY_VARIABLE, SECRET_VARIABLE),
+    *(ACCESS_KEY_VARIABLE, SECRET_VARIABLE, TRACEBACK),
 )
 OVER_TLS = "tls://"
 UNIX = "unix:"
@@ -210,6 +211,7 @@ class ProxySettings(_Section):
     advertise: str = _address("", optional=True)
     admin_listen: str = _frame_address("", optional=True)  # "": a unix socket that it names
     admin_on_public: bool = False
+    reflection: bool = False
     transport: str = _one_of("lean", "lean", "grpcio")
     workers: int = _within(1, 1, 256)  # processes that share the port
     tls: str = _one_of("auto", "auto", "off", "only")

@@ -1017,6 +1017,7 @@ class Lag(_message.Message):
     OLDEST_READY_MS_FIELD_NUMBER: _builtins.int
     UNKNOWN_AGES_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
+    NEVER_READ_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     group: _builtins.str
     topic: _builtins.str
@@ -1037,6 +1038,8 @@ class Lag(_message.Message):
     """
     delivered: _builtins.int
     """to the group since the broker started; redeliveries are counted"""
+    never_read: _builtins.bool
+    """the group has read no topic here: `ready` is what one would get first"""
     def __init__(
         self,
         *,
@@ -1052,10 +1055,11 @@ class Lag(_message.Message):
         oldest_ready_ms: _builtins.int = ...,
         unknown_ages: _builtins.int = ...,
         delivered: _builtins.int = ...,
+        never_read: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "delivered", b"delivered", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "delivered", b"delivered", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "never_read", b"never_read", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

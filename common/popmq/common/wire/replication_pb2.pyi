@@ -160,6 +160,7 @@ class CopyMetaRequest(_message.Message):
     KNOWN_EPOCH_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    FIFO_GROUPS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     known_version: _builtins.int
     """confirmed in the log of the broker group that asks"""
@@ -172,6 +173,10 @@ class CopyMetaRequest(_message.Message):
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def fifo_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those of `groups` whose first receive is from a FIFO topic"""
+
     def __init__(
         self,
         *,
@@ -182,10 +187,11 @@ class CopyMetaRequest(_message.Message):
         known_epoch: _builtins.int = ...,
         group: _builtins.str = ...,
         wait_ms: _builtins.int = ...,
+        fifo_groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "groups", b"groups", "known_epoch", b"known_epoch", "known_version", b"known_version", "topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "fifo_groups", b"fifo_groups", "group", b"group", "groups", b"groups", "known_epoch", b"known_epoch", "known_version", b"known_version", "topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,11 +1,11 @@
-"""`popmq console`: serves the pages on a loopback address until SIGINT or SIGTERM."""
+"""`popmq console`: serves the pages on a loopback address until SIGINT, SIGTERM or SIGHUP."""
 
 import asyncio
 import logging
-import signal
 import socket
 import threading
 from contextlib import nullcontext
+from functools import partial
 
 from popmq.cli.resource_names import client_of
 from popmq.cli.roles.supervised_process import die_with_parent
@@ -16,6 +16,7 @@ from popmq.common.observability import setup_logging
 from popmq.common.settings.console_settings import ConsoleSettings
 from popmq.common.settings.settings import environment, load_settings
 from popmq.common.signing import Signer
+from popmq.common.unhandled import on_end_signal
 
 THREADS = 128
 STOP_S = 2  # a page that is being made may end
@@ -90,8 +91,7 @@ async def _serve(args: Args, settings: ConsoleSettings, listening: socket.socket
     to_thread.current_default_thread_limiter().total_tokens = THREADS
     # uvicorn's own handlers would end the process by the signal, and not with status 0.
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
+    on_end_signal(partial(setattr, server, "should_exit", True))
     threading.Thread(target=keep, args=(sessions, ended), name="history", daemon=True).start()
     host, port = listening.getsockname()[:2]
     shown = format_address(host, port)

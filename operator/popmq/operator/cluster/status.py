@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from popmq.common.address import format_address
 from popmq.operator.cluster.charges import OPERATOR_LEASE
 from popmq.operator.cluster.cluster_certificates import certificate_verdicts, expiry_verdicts
 from popmq.operator.cluster.observed import GroupHealth, Observed, Pod
@@ -119,15 +120,11 @@ def _outside(spec: ClusterSpec, observed: Observed) -> Manifest:
     entries = at(service, "status", "loadBalancer", "ingress") or []
     hosts = [str(entry.get("hostname") or entry.get("ip") or "") for entry in entries]
     shown: Manifest = {}
-    if addresses := [f"{_bracketed(host)}:{port.get('port')}" for host in hosts if host]:
+    if addresses := [format_address(host, int(port["port"])) for host in hosts if host]:
         shown["addresses"] = addresses
     if port.get("nodePort"):
         shown["nodePort"] = port["nodePort"]
     return shown
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _version(spec: ClusterSpec, observed: Observed) -> str:

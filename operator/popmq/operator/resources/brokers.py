@@ -4,6 +4,7 @@
 to start; names of pods are what brokers are called, and never an IP address.
 """
 
+from popmq.common.address import format_address
 from popmq.operator.model.manifest import DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Manifest, make
 from popmq.operator.model.names import BROKER, BROKER_PORT, DATA_VOLUME, GROUP_LABEL
 from popmq.operator.model.spec import ClusterSpec
@@ -70,7 +71,7 @@ def _template(spec: ClusterSpec, index: int) -> Manifest:
                 "name": "POPMQ_BROKER_NODE",
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
             },
-            variable("POPMQ_BROKER_ADVERTISE", f"{host}:{BROKER_PORT}"),
+            variable("POPMQ_BROKER_ADVERTISE", format_address(host, BROKER_PORT)),
         ],
         resources=brokers.resources,
         mounts=[{"name": DATA_VOLUME, "mountPath": DATA_FOLDER}],

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 
+from popmq.common.address import format_address
 from popmq.common.settings.section import shown
 from popmq.operator.model.manifest import CONFIG_MAP, Manifest, make
 from popmq.operator.model.names import (
@@ -89,7 +90,8 @@ def settings(spec: ClusterSpec) -> dict[str, str]:
 
 def _remoting(spec: ClusterSpec, remoting: RemotingSpec) -> dict[str, str]:
     """Routes name the Service: the address of a pod would be over with the pod."""
-    ports = [f"{spec.names.group(n)}:{GROUP_PORT + n}" for n in range(remoting.group_ports)]
+    groups = range(remoting.group_ports)
+    ports = [format_address(spec.names.group(n), GROUP_PORT + n) for n in groups]
     return {
         "remoting.listen": f"0.0.0.0:{REMOTING_PORT}",
         "remoting.advertise": remoting.advertise or spec.names.remoting_endpoint,

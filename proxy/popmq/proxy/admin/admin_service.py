@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.topics import DLQ_PREFIX
+from popmq.common.topics import is_dead_letter_topic
 from popmq.common.wire import admin_pb2
 from popmq.proxy.admin.broadcast_change import AWAY_OWNER_MS, BroadcastChange, Sum, last, left_ms
 from popmq.proxy.admin.broadcast_change import named as named_answer
@@ -372,7 +372,7 @@ def _is_dead_letters(request: bytes, kind: Kind) -> bool:
     """Every broker group has dead letters of its own."""
     if kind is not Kind.DELETE_TOPIC:
         return False
-    return parse(admin_pb2.DeleteTopicRequest, request).name.startswith(DLQ_PREFIX)
+    return is_dead_letter_topic(parse(admin_pb2.DeleteTopicRequest, request).name)
 
 
 def _note(gathered: Gathered, reason: str) -> None:

@@ -168,6 +168,7 @@ class AuthGate:
             need.name
             for need in needs
             if need.kind == "topic"
+            and need.actions == PUB  # only a send creates one
             and need.name != EVERY
             and known(need.name) is None
             and not (
@@ -193,7 +194,7 @@ class AuthGate:
             else:
                 then()
 
-        self._topics.existing_topic(names[0], looked)
+        self._topics.topic(names[0], looked)
 
     def admit_remoting(
         self,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from popmq.common.topics import DLQ_PREFIX, PARKED_PREFIX, RETRY_PREFIX
+from popmq.common.namespaces import namespace_of_name
+from popmq.common.topics import split_group_topic
 from popmq.common.users import PolicyEntry, UserConfig, split_resource
 
 DECISIONS_KEPT = 4_096
@@ -212,19 +213,11 @@ def _overlaps(own: tuple[str, str], other: tuple[str, str]) -> bool:
     return _is_wider(own[1], other[1]) or _is_wider(other[1], own[1])
 
 
-def namespace_of_name(name: str) -> str:
-    """Of a whole name such as `team%orders`; empty: of none."""
-    namespace, percent, rest = name.partition("%")
-    return namespace if percent and rest else ""
-
-
 @lru_cache(maxsize=NEEDS_KEPT)
 def topic_need(actions: tuple[str, ...], name: str) -> Need:
     """A group's own topics (dead letters, retries, parked messages) belong to the group."""
-    for prefix in (DLQ_PREFIX, RETRY_PREFIX, PARKED_PREFIX):
-        if name.startswith(prefix):
-            return Need(actions, "group", name.removeprefix(prefix).partition("+")[0])
-    return Need(actions, "topic", name)
+    group, _ = split_group_topic(name)
+    return Need(actions, "group", group) if group else Need(actions, "topic", name)
 
 
 @lru_cache(maxsize=NEEDS_KEPT)

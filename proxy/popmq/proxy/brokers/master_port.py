@@ -21,6 +21,7 @@ from popmq.common.errors import (
 )
 from popmq.common.protocol.frame_kinds import LOOKS
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port, decode_pop, encode_pop
+from popmq.common.topics import is_internal_topic
 from popmq.common.wire.pull_pb2 import PullRequest
 
 RETRY_MS = (10, 20, 50, 100)  # the last one again and again
@@ -211,7 +212,7 @@ class MasterPort:
             return False
         if self._clock.boot_ms() - request.began_ms >= COPY_MS:
             return False
-        return request.kind is not Kind.POP or decode_pop(request.body).topic[:1] != "%"
+        return request.kind is not Kind.POP or not is_internal_topic(decode_pop(request.body).topic)
 
     def _lost(self, number: int, request: "_PendingRequest") -> None:
         """It may have been done."""

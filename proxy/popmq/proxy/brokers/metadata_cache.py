@@ -15,7 +15,15 @@ from google.protobuf.message import DecodeError
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.settings.settings import TopicSettings
+from popmq.common.topics import (
+    MessageType,
+    SubscriptionGroup,
+    TopicConfig,
+    group_of_dead_letters,
+    is_internal_topic,
+    is_new_name,
+)
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers.broker_ports import BrokerPorts, owner_first
 from popmq.proxy.rpc.convert import group_of, topic_of
@@ -46,25 +54,52 @@ class _Described(NamedTuple, Generic[T]):
 class MetadataCache:
     """Topics and groups by name. Results may come before the call returns."""
 
-    def __init__(self, brokers: BrokerPorts, clock: Clock, *, auto_create: bool) -> None:
+    def __init__(self, brokers: BrokerPorts, clock: Clock, settings: TopicSettings) -> None:
         self._brokers = brokers
-        self._auto_create = auto_create
+        self._settings = settings
         self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, self._now_ms)
         self._groups: _Remembered[SubscriptionGroup] = _Remembered(self._ask_group, self._now_ms)
         self._clock = clock
 
     def topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
-        """TOPIC_NOT_FOUND when there is none, and it may not be made on the spot."""
+        """TOPIC_NOT_FOUND when there is none."""
         self._topics.get(name, on_result)
 
-    def existing_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
-        """As `topic`, but one that does not exist is not made."""
-        if (known := self.known_topic(name)) is not None:
-            on_result(known)
-            return
-        body = admin_pb2.DescribeTopicRequest(name=name).SerializeToString()
-        then = partial(_decoded, topic_of, on_result)
-        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=name.startswith("%"))
+    def topic_of_send(self, name: str, on_result: OnResult[TopicConfig]) -> None:
+        """As `topic`, but one that does not exist is made if topic.auto_create allows it."""
+
+        def looked(result: TopicConfig | PopmqError) -> None:
+            if self._settings.auto_create and _is_absent(result):
+                request = admin_pb2.DescribeTopicRequest(name=name, auto_create=True)
+                then = partial(_decoded, topic_of, on_result)
+                ask_any(self._brokers, Kind.DESCRIBE_TOPIC, request.SerializeToString(), then)
+            else:
+                on_result(result)
+
+        self._topics.get(name, looked)
+
+    def topic_of_receive(self, name: str, on_result: OnResult[TopicConfig]) -> None:
+        """As `topic`; of one that does not exist, and may come, what it would be, with id 0."""
+
+        def looked(result: TopicConfig | PopmqError) -> None:
+            if not _is_absent(result):
+                on_result(result)
+            elif group := group_of_dead_letters(name):
+                self.group(group, partial(group_known, result))
+            elif self._settings.auto_create and is_new_name(name):
+                kind = MessageType[self._settings.auto_create_type.upper()]
+                on_result(TopicConfig(0, name, self._settings.queues, kind))
+            else:
+                on_result(result)
+
+        def group_known(
+            absent: TopicConfig | PopmqError, group: SubscriptionGroup | PopmqError
+        ) -> None:
+            is_there = isinstance(group, SubscriptionGroup)
+            letters = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
+            on_result(letters if is_there else absent)
+
+        self._topics.get(name, looked)
 
     def known_topic(self, name: str) -> TopicConfig | None:
         """What `topic` would tell at once; None if it has to ask, or to think."""
@@ -81,7 +116,9 @@ class MetadataCache:
             then(topic_id, 0 if isinstance(result, PopmqError) else result.id)
 
         def topic_known(result: TopicConfig | PopmqError) -> None:
-            topic_id = 0 if isinstance(result, PopmqError) or topic[0] == "%" else result.id
+            topic_id = (
+                0 if isinstance(result, PopmqError) or is_internal_topic(topic) else result.id
+            )
             if group:
                 self._groups.get(group, partial(group_known, topic_id))
             else:
@@ -108,10 +145,9 @@ class MetadataCache:
         return None if away else self._clock.boot_ms()
 
     def _ask_topic(self, name: str, on_result: OnResult[_Described[TopicConfig]]) -> None:
-        request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
-        body = request.SerializeToString()
+        body = admin_pb2.DescribeTopicRequest(name=name).SerializeToString()
         then = partial(_decoded, _described_topic, on_result)
-        everywhere = name.startswith("%")
+        everywhere = is_internal_topic(name)
         ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=everywhere)
 
     def _ask_group(self, name: str, on_result: OnResult[_Described[SubscriptionGroup]]) -> None:
@@ -185,6 +221,10 @@ def _not_for_sure(on_answer: OnBytes, away: PopmqError, answer: bytes | PopmqErr
     if isinstance(answer, PopmqError) and answer.code in _NOT_FOUND:
         answer = Unavailable(f"{away}; others do not know it: {answer}")
     on_answer(answer)
+
+
+def _is_absent(result: TopicConfig | PopmqError) -> bool:
+    return isinstance(result, PopmqError) and result.code is Code.TOPIC_NOT_FOUND
 
 
 def _described_topic(reply: bytes) -> _Described[TopicConfig]:

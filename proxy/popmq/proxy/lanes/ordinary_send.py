@@ -23,6 +23,7 @@ from popmq.proxy.rpc.convert import IDENTITY_ENCODING, MD5_DIGEST, timestamp
 from popmq.proxy.rpc.validate import (
     CONTROL,
     DELAY_KEYS,
+    EVERY_TAG,
     MESSAGE_GROUP_LIMIT,
     RESERVED_KEYS,
 )
@@ -54,7 +55,11 @@ _PRIORITY = 0xB0  # the Node client says 0 with every message
 _ENCODED, _HAS_HOST, _HAS_BIRTH = 1, 2, 4
 _NOTHING_MISSING = _ENCODED | _HAS_HOST | _HAS_BIRTH
 
-_TIMESTAMP = re.compile(rb"(?:\x08[\x80-\xff]{0,8}[\0-\x7f])?(?:\x10[\x80-\xff]{0,4}[\0-\x7f])?")
+# Below 2^35 seconds, and below a second of nanoseconds; `convert.py` looks at the others.
+_TIMESTAMP = re.compile(
+    rb"(?:\x08[\x80-\xff]{0,4}[\0-\x7f])?"
+    rb"(?:\x10(?:[\x80-\xff]{0,3}[\0-\x7f]|[\x80-\xff]{4}[\0-\x02]|[\x80-\xff]{3}[\x80-\xdb]\x03))?"
+)
 _PLAIN_TYPES = (0, MessageType.NORMAL, MessageType.FIFO)
 
 
@@ -247,7 +252,7 @@ def _topic_name(raw: bytes) -> str:
 
 def _hash_of_tag(raw: bytes) -> int:
     tag = raw.decode()
-    if tag.isspace() or "|" in tag or CONTROL.search(tag):
+    if tag != tag.strip() or "|" in tag or tag == EVERY_TAG or CONTROL.search(tag):
         raise ValueError("not a tag")
     return remember(_TAGS, raw, tag_hash(tag))
 

@@ -71,9 +71,10 @@ def used_settings(asked: pb.Settings, most_bytes: int) -> bytes:
     return used.SerializeToString()
 
 
-def unknown_group(name: str, settings: Settings) -> SubscriptionGroup:
-    """What a group that nobody made yet will be like."""
-    return SubscriptionGroup(id=0, name=name, max_attempts=settings.group.max_attempts)
+def unknown_group(name: str, settings: Settings, *, fifo: bool) -> SubscriptionGroup:
+    """What a group that nobody made yet will be like; `fifo`: its first topic is FIFO."""
+    kind = GroupType.FIFO if fifo else GroupType.NORMAL
+    return SubscriptionGroup(0, name, kind, settings.group.max_attempts)
 
 
 def _back_off(language: int, group: SubscriptionGroup) -> pb.RetryPolicy:

@@ -82,7 +82,8 @@ class RouteQueries:
         request = parse(service.QueryRouteRequest, rpc.data)
         name = name_of(request.topic)
         check_readable_topic_name(name)
-        self._routes.topic(name, rpc.guard(partial(self._route_known, rpc, request.endpoints)))
+        then = rpc.guard(partial(self._route_known, rpc, request.endpoints))
+        self._routes.topic_of_receive(name, then)
 
     def _route_known(self, rpc: Rpc, asked: pb.Endpoints, topic: TopicConfig) -> None:
         reply = service.QueryRouteResponse(status=ok())
@@ -102,7 +103,7 @@ class RouteQueries:
         check_readable_topic_name(topic)
         check_group_name(group)
         then = partial(self._topic_known, rpc, group, request.endpoints)
-        self._routes.topic(topic, rpc.guard(then))
+        self._routes.topic_of_receive(topic, rpc.guard(then))
 
     def _topic_known(self, rpc: Rpc, group: str, asked: pb.Endpoints, topic: TopicConfig) -> None:
         check_readable(topic)

@@ -26,6 +26,7 @@ from popmq.common.topics import (
     TopicConfig,
     check_group_name,
     check_readable_topic_name,
+    is_internal_topic,
 )
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
@@ -179,14 +180,14 @@ class ReceiveMessage:
         else:
             # Of lite topics each client waits for its own: which kind this is has to be known.
             then = partial(rpc.run, self._topic_known, rpc, pop, names)
-            self._routes.topic(pop.topic, then)
+            self._routes.topic_of_receive(pop.topic, then)
 
     def _topic_known(
         self, rpc: Rpc, pop: PopRequest, names: Sequence[str], topic: TopicConfig | PopmqError
     ) -> None:
         if isinstance(topic, TopicConfig):
             # Of dead letters each broker group has a topic of its own.
-            topic_id = topic.id if topic.name[0] != "%" else 0
+            topic_id = 0 if is_internal_topic(topic.name) else topic.id
             then = partial(rpc.run, self._group_known, rpc, pop._replace(topic_id=topic_id), names)
             self._routes.group(pop.group, then)
         elif pop.poll_ms:

@@ -137,7 +137,7 @@ class SendMessage:
         sent = sent_messages(rpc.data)
         topic = _one_topic(sent)
         check_topic_name(topic)
-        self._routes.topic(topic, rpc.guard(partial(self._put, rpc, sent, False)))
+        self._routes.topic_of_send(topic, rpc.guard(partial(self._put, rpc, sent, False)))
 
     def _put(
         self, rpc: Rpc, sent: Sequence[SentMessage], asked_again: bool, topic: TopicConfig
@@ -156,7 +156,7 @@ class SendMessage:
         if conflict and not asked_again:
             # The topic may have been altered since it was described.
             self._routes.forget_topic(topic.name)
-            self._routes.topic(topic.name, rpc.guard(partial(self._put, rpc, sent, True)))
+            self._routes.topic_of_send(topic.name, rpc.guard(partial(self._put, rpc, sent, True)))
             return
         batch = SendBatch(rpc, topic, sent)
         for index, error in refused:
@@ -314,7 +314,7 @@ class SendMessage:
 
         if batch.topic.id == placed_for:  # else another part has asked already
             self._routes.forget_topic(name)
-        self._routes.topic(name, lambda topic: rpc.run(described, topic))
+        self._routes.topic_of_send(name, lambda topic: rpc.run(described, topic))
 
     def _without_movable(
         self, batch: SendBatch, broker: str, part: Sequence[_Placed], others: Sequence[str]

@@ -14,7 +14,7 @@ from popmq.common.address import host_of
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.quantities import KIB, MIB
 from popmq.common.settings.settings import Settings
-from popmq.common.topics import SubscriptionGroup, check_group_name
+from popmq.common.topics import MessageType, SubscriptionGroup, check_group_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.auth.calls import RevocableCall
@@ -241,7 +241,11 @@ class _Stream:
         """
         settings = self._owner.settings
         if isinstance(group, PopmqError):
-            group = unknown_group(asked.subscription.group.name, settings)
+            # Clients ask for the routes of their topics first, so these are known.
+            names = (entry.topic.name for entry in asked.subscription.subscriptions)
+            known = filter(None, map(self._owner.routes.known_topic, names))
+            fifo = any(topic.type is MessageType.FIFO for topic in known)
+            group = unknown_group(asked.subscription.group.name, settings, fifo=fifo)
         self._answer(asked, consumer_settings(asked, group, settings))
 
     def _answer(self, asked: pb.Settings, settings: pb.Settings) -> None:

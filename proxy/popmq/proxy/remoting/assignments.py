@@ -58,7 +58,7 @@ class Assignments:
                 f"mode {str(mode)[:40]!r}: consumers that leave balancing to the server pop; to "
                 "pull, let them balance by themselves (setClientRebalance(true))",
             )
-        self._routes.existing_topic(topic, request.rpc.guard(lambda _: request.ok()))
+        self._routes.topic(topic, request.rpc.guard(lambda _: request.ok()))
 
     def _retry_queues(self, request: Request, group: str, strategy: str) -> Sequence[str] | None:
         """The broker groups whose queue of the retry topic this client pulls; None: those that it

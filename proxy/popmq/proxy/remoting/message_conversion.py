@@ -38,6 +38,8 @@ from popmq.proxy.rpc.validate import (
     RESERVED_KEYS,
     TIMES_S,
     MessageFacts,
+    possible_time,
+    time_ms,
 )
 from popmq.proxy.rpc.wire_scan import chunk, cut
 
@@ -274,7 +276,7 @@ def stored_form(
         physical_offset=pulled.position,
         flag=flag,
         sys_flag=0,
-        born_ms=own.born_timestamp.ToMilliseconds(),
+        born_ms=time_ms(*possible_time(own.born_timestamp.seconds, own.born_timestamp.nanos)),
         born_host=_host(own.born_host),
         stored_ms=pulled.stored_ms,
         store_host=store_host,

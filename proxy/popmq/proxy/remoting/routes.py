@@ -104,7 +104,7 @@ class TopicRoutes:
             return
         check_readable_topic_name(name)
         then = request.rpc.guard(partial(self._answer, request))
-        self._routes.existing_topic(name, then)
+        self._routes.topic(name, then)
 
     def _answer(self, request: Request, topic: TopicConfig) -> None:
         names = self._brokers.names()

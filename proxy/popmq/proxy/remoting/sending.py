@@ -106,7 +106,7 @@ class Sends:
             return
         check_topic_name(topic)
         then = partial(self._topic_known, header, messages)
-        self._routes.topic(topic, header.request.rpc.guard(then))
+        self._routes.topic_of_send(topic, header.request.rpc.guard(then))
 
     def _messages(self, header: "SendHeader") -> list[RemotingMessage]:
         body, sys_flag = header.request.command.body, header.number("sysFlag", 0)

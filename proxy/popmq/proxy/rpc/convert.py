@@ -24,7 +24,7 @@ from popmq.common.topics import GroupType, MessageType, Permission, Subscription
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.rpc.validate import MessageFacts
+from popmq.proxy.rpc.validate import MessageFacts, possible_time
 from popmq.proxy.rpc.wire_scan import (
     LEN,
     VARINT,
@@ -273,7 +273,11 @@ def _stored_properties(
         and sent.body_digest.type == pb.DigestType.MD5
         and sent.body_digest.checksum == checksum
     )
-    if len(pieces) == 1 and (same_digest or not has_digest) and not _claims_too_much(sent):
+    born = sent.born_timestamp
+    possible = possible_time(born.seconds, born.nanos)
+    good_born = possible == (born.seconds, born.nanos)
+    plain = good_born and (same_digest or not has_digest) and not _claims_too_much(sent)
+    if len(pieces) == 1 and plain:
         return pieces[0], same_digest
     clean = pb.SystemProperties()
     clean.CopyFrom(sent)
@@ -281,6 +285,8 @@ def _stored_properties(
         clean.ClearField(name)
     if not same_digest:
         clean.ClearField("body_digest")
+    if not good_born:
+        clean.born_timestamp.seconds, clean.born_timestamp.nanos = possible
     return clean.SerializeToString(), same_digest
 
 

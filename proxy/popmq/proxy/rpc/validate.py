@@ -24,6 +24,8 @@ TIMES_S = (-62_135_596_800, 253_402_300_799)  # of the protocol's Timestamp
 DEFAULT_POLL_MS = 20_000
 POLL_RESERVE_MS = 400  # an answer must leave before the client's deadline
 
+EVERY_TAG = "*"
+
 # A number of the public protocol beside those of `MessageType`.
 SQL = 2
 
@@ -113,8 +115,10 @@ def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
 
 
 def check_sizes(facts: MessageFacts, limits: MessageSettings) -> None:
-    """For a message whose sender knows no other rules than those of size."""
+    """For a message whose sender knows no other rules than those of size, and that a filter has to
+    be able to select it."""
     _check_body(facts.body_bytes, limits.max_body_bytes)
+    _check_selectable(facts.tag)
     _check_properties_count(facts.user_properties, limits.max_properties)
     _check_properties_bytes(facts, limits.max_properties_bytes)
     _check_message_id(facts.message_id)
@@ -206,6 +210,11 @@ def time_ms(seconds: int, nanos: int) -> int:
     return max(0, seconds * 1000 + nanos // 1_000_000)
 
 
+def possible_time(seconds: int, nanos: int) -> tuple[int, int]:
+    """The nearest time that a client, too, can read: in the years 1970 to 9999."""
+    return min(max(0, seconds), TIMES_S[1]), min(max(0, nanos), 999_999_999)
+
+
 def filter_of(filter_type: int, expression: str) -> tuple[FilterType, str]:
     """The filter for the broker, which compiles one in SQL. No tags, and `*`, pass everything."""
     if (size := len(expression.encode())) > EXPRESSION_LIMIT:
@@ -218,7 +227,7 @@ def filter_of(filter_type: int, expression: str) -> tuple[FilterType, str]:
             raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the SQL filter is empty")
         return FilterType.SQL, expression  # with its blanks: errors name a column
     expression = expression.strip()
-    if expression in ("", "*"):
+    if expression in ("", EVERY_TAG):
         return FilterType.NONE, ""
     return FilterType.TAG, expression
 
@@ -298,6 +307,20 @@ def _check_tag(tag: str) -> None:
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} has a '|', which joins tags")
     if CONTROL.search(tag):
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} has a control character")
+    _check_selectable(tag)
+
+
+def _check_selectable(tag: str) -> None:
+    """A filter names it as it is: filters are trimmed, and `*` among them means every tag."""
+    if tag != tag.strip():
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_TAG,
+            f"tag {tag!r} begins or ends with white space: no filter can select it",
+        )
+    if tag == EVERY_TAG:
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_TAG, "tag '*': in a filter it means every tag, so none selects it"
+        )
 
 
 def _check_key(key: str) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
+from popmq.common.address import format_address
 from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType, StreamListener
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class GrpcioTransport:
         max_message_bytes: int = 130 * MIB,
     ) -> None:
         self._methods = {method.path: method for method in methods}
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = format_address(host, port)
         self._max_message_bytes = max_message_bytes
         self._server: grpc.aio.Server | None = None
         self._readers: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
 """What reports calculate: pure functions of data frames (docs/concepts/reports.md).
 
-May import: no other package of popmq.
+May import: popmq.common.
 """

@@ -9,9 +9,13 @@ that no sample has is unknown: it is never 0, and a queue that it could make wor
 """
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from pyspark.sql import functions as F
+
+from popmq.common.topics import DLQ_PREFIX, INTERNAL_PREFIXES
 
 DataFrame = Any
 Column = Any
@@ -106,11 +110,10 @@ def plan_queues(
 
 def plan_dead_letters(topics: DataFrame, timers: DataFrame) -> DataFrame:
     """Dead letters that are kept, by group."""
-    prefix = "%DLQ%"
     return (
         newest(topics, timers)
-        .where(F.col("topic").startswith(prefix))
-        .withColumn("group", F.substring(F.col("topic"), len(prefix) + 1, 1_000))
+        .where(F.col("topic").startswith(DLQ_PREFIX))
+        .withColumn("group", F.substring(F.col("topic"), len(DLQ_PREFIX) + 1, 1_000))
         .groupBy("group")
         .agg(F.sum(F.col("max_offset") - F.col("min_offset")).alias("dead_letters"))
         .orderBy(F.desc("dead_letters"), "group")
@@ -121,7 +124,7 @@ def plan_topics(topics: DataFrame, timers: DataFrame) -> DataFrame:
     """What each topic keeps: messages, and timers that wait for their time."""
     return (
         newest(topics, timers)
-        .where(~F.col("topic").startswith("%"))
+        .where(~reduce(or_, (F.col("topic").startswith(one) for one in INTERNAL_PREFIXES)))
         .groupBy("topic")
         .agg(
             F.count("*").alias("queues"),

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from popmq.common.record.message import DeadReason, RecordKind
 from popmq.common.record.report_layouts import OffsetFlag, TimerRow
-from popmq.reports.records.id_names import IdNames, split_retry
+from popmq.common.topics import split_group_topic
+from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.message_fields import Source, message_columns
 from popmq.reports.records.record_layout import (
     DEAD,
@@ -190,7 +191,7 @@ _REVIVE_HEAD: dict[str, Maker] = _RECORD | {
         "i8"
     ),
     "messages": lambda rows, source: np.ones(len(rows), "i4"),
-    "group": _same(lambda source: split_retry(source.topic)[0]),
+    "group": _same(lambda source: split_group_topic(source.topic)[0]),
     "topic": _named("first_topic_id", IdNames.base_topic),
     "queue": _field("first_queue_id"),
     "is_retry": _nothing("boolean"),

@@ -28,26 +28,13 @@ class IdNames:
     def base_topic(self, number: int) -> str:
         """Of a retry or parking topic, the topic that it belongs to."""
         name = self.topic(number)
-        return split_retry(name)[1] if is_of_group(name) else name
+        return topics.split_group_topic(name)[1] if topics.is_group_owned(name) else name
 
     def is_retry(self, number: int) -> bool:
-        return self.topic(number).startswith(topics.RETRY_PREFIX)
+        return topics.is_retry_topic(self.topic(number))
 
     def group(self, number: int) -> str:
         return self.groups.get(number) or f"#{number}"
 
     def client(self, number: int) -> str:
         return self.clients.get(number) or f"#{number:016x}"
-
-
-def is_of_group(topic: str) -> bool:
-    return topic.startswith((topics.RETRY_PREFIX, topics.PARKED_PREFIX))
-
-
-def split_retry(topic: str) -> tuple[str, str]:
-    """Group and base topic of a retry or parking topic; of a dead-letter topic the group alone."""
-    for prefix in (topics.RETRY_PREFIX, topics.PARKED_PREFIX, topics.DLQ_PREFIX):
-        if topic.startswith(prefix):
-            group, _, base = topic.removeprefix(prefix).partition("+")
-            return group, base
-    return "", topic

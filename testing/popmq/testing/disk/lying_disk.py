@@ -9,7 +9,7 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from popmq.common.disk import RealDisk, RealFile
+from popmq.common.disk import NO_FILE_LIMIT, RealDisk, RealFile
 
 
 class PowerCut(Exception):
@@ -34,6 +34,7 @@ class LyingDisk:
         self._left: int | None = None
         self.operations = 0
         self.capacity = 1 << 50  # bytes; beyond them every growth ends in ENOSPC
+        self.most_files = NO_FILE_LIMIT  # so does each new file beyond those
 
     def cut_at(self, operations: int) -> None:
         self._left = operations
@@ -54,6 +55,9 @@ class LyingDisk:
     def space(self, folder: str) -> tuple[int, int]:
         used = sum(len(content.now) for content in self._files.values())
         return max(0, self.capacity - used), self.capacity
+
+    def free_files(self, folder: str) -> int:
+        return max(0, self.most_files - len(self._files))
 
     def open_limit(self) -> int:
         return 8  # files are closed and opened again all the time
@@ -77,6 +81,8 @@ class LyingDisk:
         if content is None:
             if not create:
                 raise FileNotFoundError(path)
+            if not self.free_files(""):
+                raise OSError(errno.ENOSPC, "No space left on device")
             self.touch()
             content = self._files[path] = _Content()
         return LyingFile(self, content)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from popmq.common.disk import SyncFailed
+from popmq.common.disk import NO_FILE_LIMIT, SyncFailed
 from popmq.testing.disk.crash_loss import FileContent, Loss, Losses, apply
 from popmq.testing.disk.disk_faults import Demand, FailedPages, Faults
 
@@ -176,6 +176,9 @@ class SimDisk:
             return 1 << 40, 1 << 40
         used = sum(len(content.now) for content in self._names.values())
         return budget, used + budget
+
+    def free_files(self, folder: str) -> int:
+        return NO_FILE_LIMIT
 
     def open_limit(self) -> int:
         return 1_000  # seeds keep their meaning: opening a file again may fail in a new place

@@ -121,7 +121,7 @@ class LookupChecks:
         mine = (
             sent is not None and sent.head == message.head and sent.properties == message.properties
         )
-        base = topics.is_retry_topic(config.name) or config.name.startswith(topics.DLQ_PREFIX)
+        base = topics.is_retry_topic(config.name) or topics.is_dead_letter_topic(config.name)
         if sent is None or not mine or name not in names_in(sent.properties):
             self._complain(f"{what}: found {message.head[:40]!r}, which has no such name")
         elif not base and sent.topic is not (self._places.get(config.name) or sent.topic):

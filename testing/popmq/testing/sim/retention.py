@@ -209,8 +209,8 @@ class RetentionChecks:
         popped = self._popped(copy) - self._skipped.get(copy, set())
         self.gone[copy] = _Gone(number, message.attempt, popped)
         self._numbers[copy] = number
-        if config.name.startswith(topics.DLQ_PREFIX):
-            self._letters.add((config.name.removeprefix(topics.DLQ_PREFIX), number))
+        if group := topics.group_of_dead_letters(config.name):
+            self._letters.add((group, number))
         elif not topics.is_retry_topic(config.name) and not topics.is_parked_topic(config.name):
             sent.expired = True
         return sent

@@ -13,6 +13,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable
 
+from popmq.common.address import format_address
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.disk import descriptor_limit
 from popmq.common.errors import ConfigError
@@ -115,7 +116,8 @@ class LeanTransport:
                 with listener.dup() as same:
                     same.listen(BACKLOG)
         except (OSError, OverflowError) as error:
-            raise RuntimeError(f"cannot listen on {self._host}:{self._port}") from error
+            where = format_address(self._host, self._port)
+            raise RuntimeError(f"cannot listen on {where}") from error
         self._ticking = loop.call_later(TICK_S, self._tick, loop)
         return int(self._listener.sockets[0].getsockname()[1])
 
@@ -447,4 +449,4 @@ def _host_and_port(name: object) -> str:
     if not isinstance(name, tuple) or len(name) < 2:
         return ""
     host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)
