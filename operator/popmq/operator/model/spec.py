@@ -241,6 +241,11 @@ class ClusterSpec:
     def names(self) -> ObjectNames:
         return ObjectNames(self.name, self.namespace)
 
+    def address_of(self, pattern: str) -> str:
+        """Of one address in the settings of an operator: {name} and {namespace} are this
+        cluster's."""
+        return pattern.replace("{namespace}", self.namespace).replace("{name}", self.name)
+
     @property
     def controller_addresses(self) -> list[str]:
         return [self.names.controller_address(n) for n in range(self.controllers.replicas)]
