@@ -19,9 +19,10 @@ from kube.chart_operator import (
     refused_requests,
     requests,
 )
-from kube.control_plane import ControlPlane
+from kube.control_plane import ControlPlane, LivePods
 from kube.running import given
 from kube.voices import Voice
+from kube.world import Brokers
 
 from popmq.operator.cluster.observed import GroupHealth
 from popmq.operator.model.spec import ClusterSpec
@@ -56,7 +57,7 @@ class SteadyVoice(Voice):
         return self._known
 
 
-class SteadyBrokers:
+class SteadyBrokers(Brokers):
     def look_at(self, spec: ClusterSpec, name: str) -> GroupHealth:
         nodes = [f"{spec.name}-{name}-{number}" for number in range(3)]
         return GroupHealth(master=nodes[0], in_sync=frozenset(nodes), alive=frozenset(nodes))
@@ -154,7 +155,7 @@ def test_many_clusters_cost_little_and_those_that_hang_slow_no_other(
         stack.enter_context(Proxies(sockets, broker.endpoint, healthy, hanging))
         for name in names:
             listen = f"unix:{sockets}/{name}"
-            brokers = SteadyBrokers()
+            brokers = SteadyBrokers(LivePods(plane))
             stack.enter_context(SteadyVoice(plane, "apps", name, brokers, listen=listen))
         begun_s = time.monotonic()
         operator = stack.enter_context(ChartOperator(plane, tmp_path, settings))
