@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from kube.control_plane import ROOT, ControlPlane, free_ports
+from kube.fake_api import Object
 
 ACCOUNT = "system:serviceaccount:popmq-system:popmq-operator"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -83,20 +84,19 @@ def chart_token(plane: ControlPlane) -> str:
     return plane.kubectl("create", "token", "popmq-operator", "-n", "popmq-system").strip()
 
 
-def requests(plane: ControlPlane) -> list[dict[str, object]]:
+def requests(plane: ControlPlane) -> list[Object]:
     """All of the operator so far; what is still open, such as a watch, is none."""
     lines = (plane.folder / "audit.log").read_text(encoding="utf-8").splitlines()
     entries = [json.loads(line) for line in lines if ACCOUNT in line]
     return [entry for entry in entries if entry["user"]["username"] == ACCOUNT]
 
 
-def refused_requests(plane: ControlPlane) -> list[dict[str, object]]:
+def refused_requests(plane: ControlPlane) -> list[Object]:
     """For want of a right."""
-    codes = [(one, (one.get("responseStatus") or {})) for one in requests(plane)]
     return [
-        one
-        for one, status in codes
-        if isinstance(status, dict) and status.get("code") in (401, 403)
+        request
+        for request in requests(plane)
+        if (request.get("responseStatus") or {}).get("code") in (401, 403)
     ]
 
 

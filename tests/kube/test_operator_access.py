@@ -143,7 +143,7 @@ def _id_of(token: str) -> str:
 
 
 def _used(plane: ControlPlane, token: str) -> bool:
-    ids = [dict(one["user"]).get("extra") or {} for one in requests(plane)]  # type: ignore[call-overload]
+    ids = [one["user"].get("extra") or {} for one in requests(plane)]
     return any(_id_of(token) in known.get(CREDENTIAL, ()) for known in ids)
 
 
@@ -207,4 +207,38 @@ def test_objects_of_others_outlive_creation_change_and_deletion_of_a_cluster(
         plane.kubectl("delete", "bcl", "demo", "-n", "apps", "--wait=true", "--timeout=60s")
         print(f"deleted in {time.monotonic() - begun_s:.1f} s")
     assert [plane.get(f"{core}/{path}") for path, _ in FOREIGN] == before
+    assert refused_requests(plane) == []
+
+
+def test_a_cluster_that_is_there_again_takes_its_objects_over(
+    plane: ControlPlane, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """The API server lets an object have one controller, and asks for rights on its owner."""
+    secret, path = "/api/v1/namespaces/apps/secrets/again-ca", f"{APPS}/brokerclusters/again"
+
+    def owner_of(what: str) -> str:
+        (owner,) = (plane.get(what) or {})["metadata"]["ownerReferences"]
+        return str(owner["uid"])
+
+    with ChartOperator(plane, tmp_path, settings):
+        _serves(plane, "again", 3)
+        plane.wait("its CA", lambda: plane.get(secret) is not None, limit_s=60)
+    authority = plane.get(secret)
+    assert authority is not None
+    plane.delete(path, {"propagationPolicy": "Background"})  # and no garbage collector runs
+    plane.wait("the old one to go", lambda: plane.get(path) is None, limit_s=60)
+    with ChartOperator(plane, tmp_path, settings):
+        body = given("again", "apps", proxies={"replicas": 4})
+        body["metadata"]["annotations"] = {"popmq.io/adopt": "true"}
+        plane.apply(body)
+
+        def is_taken_over() -> bool:
+            status = (plane.get(path) or {}).get("status") or {}
+            told = {one["type"]: one["status"] for one in status.get("conditions") or []}
+            return told.get("Reconciled") == "True"
+
+        plane.wait("the objects", is_taken_over, limit_s=60)
+        uid = str((plane.get(path) or {})["metadata"]["uid"])
+        assert owner_of(f"{DEPLOYMENTS}/again-proxy") == owner_of(secret) == uid
+        assert (plane.get(secret) or {})["data"] == authority["data"]
     assert refused_requests(plane) == []
