@@ -39,7 +39,7 @@ READY_S = 10.0
 TOPICS = 10  # of each cluster
 HANGING = 3
 IDLE_REQUESTS = 10.0  # a minute, of each cluster
-CORES = 0.1
+SETTLED_S = 10.0  # what a last write wakes is over then
 CONVERGED_S = 5.0
 CHANGES = 100
 
@@ -137,14 +137,21 @@ def _foreign(plane: ControlPlane, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("clusters", "idle_s", "most_bytes"),
+    ("clusters", "idle_s", "most_bytes", "most_cores"),
     [
-        (30, 60, 200 << 20),
-        pytest.param(*(100, 330, 300 << 20), marks=[pytest.mark.long, pytest.mark.timeout(3_000)]),
+        (30, 60, 200 << 20, 0.1),
+        pytest.param(
+            *(100, 330, 300 << 20, 0.2), marks=[pytest.mark.long, pytest.mark.timeout(3_000)]
+        ),
     ],
 )
 def test_many_clusters_cost_little_and_those_that_hang_slow_no_other(
-    plane: ControlPlane, tmp_path: Path, clusters: int, idle_s: int, most_bytes: int
+    plane: ControlPlane,
+    tmp_path: Path,
+    clusters: int,
+    idle_s: int,
+    most_bytes: int,
+    most_cores: float,
 ) -> None:
     names = [f"c{number}" for number in range(clusters)]
     hanging, healthy = names[:HANGING], names[HANGING:]
@@ -176,6 +183,7 @@ def test_many_clusters_cost_little_and_those_that_hang_slow_no_other(
         for name in served:
             plane.wait(name, lambda name=name: _is("True", plane, "topics", name))
 
+        time.sleep(SETTLED_S)
         quiet = len(requests(plane)), operator.cpu_s()
         time.sleep(idle_s)  # nothing is to happen
         asked = requests(plane)[quiet[0] :]
@@ -196,7 +204,7 @@ def test_many_clusters_cost_little_and_those_that_hang_slow_no_other(
     assert ready_s < READY_S
     assert rss_bytes < most_bytes
     assert a_minute <= IDLE_REQUESTS
-    assert cores <= CORES
+    assert cores <= most_cores
     assert p99_s <= CONVERGED_S
 
 
