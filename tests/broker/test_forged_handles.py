@@ -119,3 +119,19 @@ async def test_keys_and_ids_come_from_the_system_and_visible_choices_from_elsewh
         assert len(process.broker.registry.signing_keys.newest.secret) == 32
     finally:
         await process.stop()
+
+
+async def test_two_brokers_have_different_keys_although_their_generators_are_equal(
+    tmp_path: Path,
+) -> None:
+    """The generator of the module `random`, which any library may use and show."""
+    secrets = set()
+    for name in ("a", "b"):
+        random.seed(1)
+        process = BrokerProcess(Settings(broker=BrokerSettings(data=str(tmp_path / name))))
+        try:
+            await process.start()
+            secrets.add(process.broker.registry.signing_keys.newest.secret)
+        finally:
+            await process.stop()
+    assert len(secrets) == 2

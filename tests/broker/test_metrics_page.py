@@ -47,6 +47,49 @@ def test_a_page_of_two_thousand_groups_names_the_busiest_five_hundred_and_sums_t
     assert lags[OTHERS] == 1_500 * 10
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_declared_group_stays_on_the_page_beside_a_thousand_that_receives_made(
+    stopped: bool,
+) -> None:
+    """Those have more to do, and none of them is served either."""
+    core = CoreBroker()
+    for topic in ("orders", "bills"):
+        core.topic(topic, queues=1)
+    core.group("declared")
+    core.receive("bills", "declared")
+    core.send("bills", b"x")
+    core.send("bills", b"x")
+    core.receive("bills", "declared", limit=1)
+    for number in range(600):
+        core.receive("orders", f"made-{number}")
+    for _ in range(10):
+        core.send("orders", b"x")
+    if stopped:
+        core.advance(120_000)
+    registry_of(core)
+    values = {
+        (metric.name, metric.labels["group"]): metric.value
+        for metric in broker_metrics(core.broker)
+        if "group" in metric.labels and "topic" in metric.labels
+    }
+    assert values["consumer_ready_messages", "declared"] == (2 if stopped else 1)
+    page = {metric.name: metric.value for metric in broker_metrics(core.broker)}
+    assert page["consumer_pairs_summed"] == 101
+    # An alert joins both by their labels.
+    for _ in range(3):
+        core.advance(10_000)
+        list(broker_metrics(core.broker))
+    for number in range(600):
+        core.receive("orders", f"made-{number}")
+    out = {
+        metric.labels["group"]
+        for metric in broker_metrics(core.broker)
+        if metric.name == "group_messages_out"
+    }
+    assert len(out) == 501
+    assert "declared" in out
+
+
 def test_no_piece_of_the_page_takes_more_than_twenty_milliseconds_of_cpu(
     two_thousand_groups: CoreBroker,
 ) -> None:

@@ -15,7 +15,12 @@ from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.settings import ControllerSettings, Settings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.file_store import FileStore
-from popmq.controller.metadata_store import MetadataStoreUnavailable, WriteOutcome, WriteResult
+from popmq.controller.metadata_store import (
+    BlockingStore,
+    MetadataStoreUnavailable,
+    WriteOutcome,
+    WriteResult,
+)
 from popmq.controller.process import ControllerProcess, ThreadedStore
 
 FIRST = GroupRecord("a", 1, ("a",), 1)
@@ -102,7 +107,12 @@ async def beat(port: FramePort, broker: Broker) -> pb.GroupState:
 async def test_over_frames_and_files_two_controllers_make_one_master_and_then_the_next(
     tmp_path: Path,
 ) -> None:
-    controllers = [ControllerProcess(settings(tmp_path)) for _ in range(2)]
+    await one_master_and_then_the_next(settings(tmp_path), FileStore(str(tmp_path)))
+
+
+async def one_master_and_then_the_next(each: Settings, records: BlockingStore) -> None:
+    """A story of two brokers and two controllers that keep `records`."""
+    controllers = [ControllerProcess(each) for _ in range(2)]
     ports = []
     for controller in controllers:
         controller.start()
@@ -121,9 +131,8 @@ async def test_over_frames_and_files_two_controllers_make_one_master_and_then_th
         for port in ports:
             await beat(port, brokers[1])
         await asyncio.sleep(0.02)
-    assert FileStore(str(tmp_path)).read(GROUP) == GroupRecord(
-        "store-node-b", 2, ("store-node-b",), 2
-    )
+    record = await asyncio.to_thread(records.read, GROUP)
+    assert record == GroupRecord("store-node-b", 2, ("store-node-b",), 2)
     for port in ports:
         await port.close()
     for controller in controllers:

@@ -12,7 +12,7 @@ from e2e.processes import Role
 REPOSITORY = Path(__file__).parents[2]
 # The last commit before replicas computed equal state hashes and requests named incarnations.
 BEFORE_INCARNATIONS = "f6860e9"
-ROOTS = ("common", "broker", "proxy", "controller", "cli", "testing")
+ROOTS = ("common", "broker", "proxy", "controller", "operator", "cli", "testing")
 
 
 def earlier_tree(commit: str, folder: Path) -> Path:
@@ -33,7 +33,11 @@ def earlier_tree(commit: str, folder: Path) -> Path:
 def run_earlier(tree: Path, *roles: Role) -> None:
     """From their next start on, these roles run the product of `tree`."""
     for role in roles:
-        role.settings["PYTHONPATH"] = ":".join(str(tree / root) for root in ROOTS)
+        role.settings["PYTHONPATH"] = python_path(tree)
+
+
+def python_path(tree: Path) -> str:
+    return ":".join(str(tree / root) for root in ROOTS)
 
 
 def run_current(*roles: Role) -> None:

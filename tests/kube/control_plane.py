@@ -346,7 +346,7 @@ class ControlPlane:
                 "--anonymous-auth=false",
                 # Some clusters have it: owners that block their deletion need a right then.
                 "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
-                "--service-cluster-ip-range=10.96.0.0/24",
+                "--service-cluster-ip-range=10.96.0.0/20",
                 "--profiling=false",
                 "--shutdown-delay-duration=0s",
                 f"--audit-policy-file={self._audit_policy()}",

@@ -86,7 +86,7 @@ def test_an_object_is_unchanged_when_it_has_all_that_is_wanted_and_the_digest() 
     assert not is_unchanged(wanted, {**stored, "metadata": {"labels": {"x": "1"}}})
 
 
-def test_what_is_declared_is_listed_once_a_minute_and_when_something_moved(
+def test_what_is_declared_is_listed_every_five_minutes_and_when_something_moved(
     popmq: RunningBroker,
 ) -> None:
     async def story(desk: Desk) -> None:

@@ -53,6 +53,9 @@ UNLOGGED = {
     ("popmq.io", "lagreports/finalizers", "update"),
     ("popmq.io", "users/finalizers", "update"),
     ("rbac.authorization.k8s.io", "clusterroles", "bind"),
+    ("", "serviceaccounts", "delete"),
+    ("rbac.authorization.k8s.io", "roles", "delete"),
+    ("rbac.authorization.k8s.io", "rolebindings", "delete"),
 }
 
 

@@ -226,6 +226,32 @@ def test_a_user_gets_a_secret_and_its_policy(popmq: RunningBroker) -> None:
     play(popmq, story)
 
 
+def test_a_user_that_was_restored_takes_its_secret_over_where_the_cluster_does(
+    popmq: RunningBroker,
+) -> None:
+    async def story(desk: Desk) -> None:
+        desk.declare("User", "restored", policy=POLICY)
+        await desk.settle()
+        before = signer_of(desk, "demo-user-restored")
+        secret = desk.api.get("secrets", "apps", "demo-user-restored")
+        demo = desk.api.get("brokerclusters", "apps", "demo")
+        assert secret is not None
+        assert demo is not None
+        (owner,) = secret["metadata"]["ownerReferences"]
+        secret["metadata"]["ownerReferences"] = [{**owner, "uid": "of-the-old-user"}]
+        desk.api.put("secrets", secret)
+        await desk.look()
+        assert desk.condition("User", "restored")["reason"] == "NameTaken"
+        demo["metadata"]["annotations"] = {"popmq.io/adopt": "true"}
+        desk.api.put("brokerclusters", demo)
+        await desk.settle()
+        assert desk.condition("User", "restored")["status"] == "True"
+        assert signer_of(desk, "demo-user-restored") == before
+        assert may(popmq, before)
+
+    play(popmq, story)
+
+
 def test_a_secret_is_rotated_by_annotation_and_the_older_one_stays_good(
     popmq: RunningBroker,
 ) -> None:

@@ -29,9 +29,16 @@ class Voice(ThreadServer):
     a hand-over "drop": it is not done, and the asker is told so if it is still there."""
 
     def __init__(
-        self, plane: ControlPlane, namespace: str, name: str, brokers: Brokers | None = None
+        self,
+        plane: ControlPlane,
+        namespace: str,
+        name: str,
+        brokers: Brokers | None = None,
+        *,
+        listen: str = "127.0.0.1:0",
     ) -> None:
         super().__init__("voice")
+        self._listen = listen
         self.brokers = brokers or Brokers(LivePods(plane))
         self.looks = 0
         self.fault: Callable[[], str] = lambda: ""
@@ -44,7 +51,7 @@ class Voice(ThreadServer):
 
     async def _open(self) -> None:
         self._frames = FrameServer(self, self._hello, settings=WITHOUT_SECRET)
-        self.address = await self._frames.listen("127.0.0.1:0")
+        self.address = await self._frames.listen(self._listen)
         self._secret_reader = asyncio.get_running_loop().create_task(self._read_secret())
 
     async def _read_secret(self) -> None:

@@ -1,9 +1,12 @@
 """A popmq that is attacked: what it holds, how long its turns are, and what others see meanwhile.
 
 The process runs under `watched.py`, which measures turns of the loop in CPU time, so other work of
-the machine does not count.
+the machine does not count.  REPLICAS=3 in the environment attacks three brokers, their controller
+and a proxy, each a process, and counts what all of them hold together.
 """
 
+import json
+import os
 import resource
 import sys
 import threading
@@ -33,6 +36,7 @@ REFERENCE_S = 0.014
 LIVEZ_S = 1.0
 SLOW_PROBES = 3  # in a row, after which Kubernetes restarts a pod
 LOG_LINES_PER_S = 100
+REPLICAS = int(os.environ.get("ATTACKED_REPLICAS", "1"))
 
 
 class Target(Role):
@@ -47,10 +51,13 @@ class Target(Role):
             "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
             **(settings or {}),
         }
-        arguments = ["up", "--port", "0", "--data", str(folder / "data")]
+        self._data = folder / "data"
+        arguments = ["up", "--port", "0", "--data", str(self._data)]
+        if REPLICAS > 1:
+            arguments += ["--replicas", str(REPLICAS)]
         super().__init__("up", arguments, folder=folder, settings=shown)
         self._turns = folder / "turns"
-        self._turns.write_bytes(SECONDS.pack(0))
+        self._turns.mkdir(exist_ok=True)
         self._files = files
 
     def command(self) -> list[str]:
@@ -67,31 +74,61 @@ class Target(Role):
         host, _, port = self.ready.metrics.split("/")[2].rpartition(":")
         return host, int(port)
 
+    def metrics(self) -> list[bytes]:
+        """The page of each process."""
+        return [_page(f"http://{address}/metrics") for address in self._http_addresses()]
+
+    def metric(self, name: str) -> int:
+        """The sum over all processes."""
+        lines = b"\n".join(self.metrics()).decode().splitlines()
+        found = [line for line in lines if line.startswith(f"{name} ")]
+        assert found, name
+        return sum(int(float(line.split()[1])) for line in found)
+
     def rss_bytes(self) -> int:
-        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
-        return int(pages) * resource.getpagesize()
+        pages = [Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in self._pids()]
+        return sum(map(int, pages)) * resource.getpagesize()
+
+    def log_text(self) -> str:
+        logs = [self.log, *self._data.glob("logs/*.log")]
+        return "".join(log.read_text() for log in logs)
 
     def longest_turn_s(self) -> float:
-        """Since `forget_turns`."""
-        return float(SECONDS.unpack(self._turns.read_bytes())[0])
+        """Of any process since `forget_turns`."""
+        turns = [(self._turns / pid).read_bytes() for pid in self._pids()]
+        return max(float(SECONDS.unpack(turn)[0]) for turn in turns)
 
     def forget_turns(self) -> None:
-        with self._turns.open("r+b") as file:
-            file.write(SECONDS.pack(0))
+        for pid in self._pids():
+            with (self._turns / pid).open("r+b") as file:
+                file.write(SECONDS.pack(0))
+
+    def _pids(self) -> list[str]:
+        """All have to live."""
+        pids = [path.name for path in self._turns.iterdir()]
+        assert len(pids) == (1 if REPLICAS == 1 else REPLICAS + 3), pids
+        return pids
+
+    def _http_addresses(self) -> list[str]:
+        if REPLICAS == 1:
+            return [self.ready.metrics.split("/")[2]]
+        processes = json.loads((self._data / "cluster.json").read_text())["processes"]
+        return [process["listens"]["http.listen"] for process in processes]
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def livez_s(self) -> float:
-        """How long it takes; a failure takes for ever."""
-        began_s = time.monotonic()
-        host, port = self.metrics_address
-        try:
-            with urlopen(f"http://{host}:{port}/livez", timeout=10) as reply:
-                assert reply.status == 200
-        except (URLError, OSError):
-            return float("inf")
-        return time.monotonic() - began_s
+        """How long the slowest process takes; a failure takes for ever."""
+        slowest_s = 0.0
+        for address in self._http_addresses():
+            began_s = time.monotonic()
+            try:
+                _page(f"http://{address}/livez")
+            except (URLError, OSError):
+                return float("inf")
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
+        return slowest_s
 
 
 @dataclass
@@ -156,7 +193,7 @@ def attacking(target: Target) -> Iterator[Attack]:
     """The body attacks; afterwards everything has to hold that users rely on."""
     attack = Attack(target)
     threads = [threading.Thread(target=attack.watch), threading.Thread(target=attack.send)]
-    rss_bytes, log_bytes = target.rss_bytes(), target.log.stat().st_size
+    rss_bytes, log_lines = target.rss_bytes(), target.log_text().count("\n")
     slowness = reference_work() / REFERENCE_S
     target.forget_turns()
     began_s = time.monotonic()
@@ -170,7 +207,7 @@ def attacking(target: Target) -> Iterator[Attack]:
             thread.join()
     lasted_s = max(1.0, time.monotonic() - began_s)
     slowness = max(1.0, slowness, reference_work() / REFERENCE_S)
-    lines = target.log.read_bytes()[log_bytes:].count(b"\n")
+    lines = target.log_text().count("\n") - log_lines
     more_bytes = attack.most_rss_bytes - rss_bytes
     turn_s = target.longest_turn_s()
     print(
@@ -191,6 +228,11 @@ def _slow_probes(took_s: list[float]) -> bool:
     """Whether so many in a row were slow that a pod would be restarted."""
     slow = [one > LIVEZ_S for one in took_s]
     return any(all(slow[at : at + SLOW_PROBES]) for at in range(len(slow) - SLOW_PROBES + 1))
+
+
+def _page(url: str) -> bytes:
+    with urlopen(url, timeout=30) as reply:
+        return bytes(reply.read())
 
 
 def _message() -> service.SendMessageRequest:

@@ -20,7 +20,7 @@ ADMIN_PORT = {"POPMQ_PROXY_ADMIN_LISTEN": f"{LOCAL}:0"}
 
 
 def lines_of(target: Target) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in target.log.read_text().splitlines() if line[:1] == "{"]
+    return [json.loads(line) for line in target.log_text().splitlines() if line[:1] == "{"]
 
 
 def audited(target: Target) -> list[dict[str, Any]]:

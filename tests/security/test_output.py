@@ -85,5 +85,5 @@ def test_a_format_of_ones_own_is_escaped_on_a_terminal_and_exact_for_programs(
 def test_ids_with_control_characters_are_refused(target: Target) -> None:
     for number in (*range(0x20), *range(0x7F, 0xA0)):
         assert send(target, f"id-{chr(number)}", "x") == Code.ILLEGAL_MESSAGE_ID.value
-    text = target.log.read_text()
+    text = target.log_text()
     assert unsafe(text) == set()

@@ -2,17 +2,22 @@
 
     python watched.py TURNS FILES up --port 0
 
-A turn is what happens between two looks at the sockets, in CPU time of the loop's thread; TURNS
-holds the longest one as a double, in seconds.  Whoever writes a 0 there starts anew.
+A turn is what happens between two looks at the sockets, in CPU time of the loop's thread.  In the
+folder TURNS a file, whose name is the number of the process, holds the longest one as a double, in
+seconds.  Whoever writes a 0 there starts anew.  Processes that `up --replicas` starts are watched,
+too.
 """
 
 import mmap
+import os
 import resource
 import selectors
+import shlex
 import struct
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 SECONDS = struct.Struct("d")
@@ -37,14 +42,29 @@ class WatchedSelector(selectors.DefaultSelector):
 
 
 def main() -> int:
-    path, files, *arguments = sys.argv[1:]
+    turns, files, *arguments = sys.argv[1:]
+    if arguments[:2] == ["-m", "popmq.cli"]:
+        arguments = arguments[2:]
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), int(files)))
-    with open(path, "r+b") as file:
+    path = Path(turns, str(os.getpid()))
+    path.write_bytes(SECONDS.pack(0))
+    with path.open("r+b") as file:
         WatchedSelector.turns = mmap.mmap(file.fileno(), SECONDS.size)
     selectors.DefaultSelector = WatchedSelector  # type: ignore[misc]
+    sys.executable = str(_python(Path(turns), files))
     from popmq.cli.__main__ import main as popmq
 
     return popmq(arguments)
+
+
+def _python(turns: Path, files: str) -> Path:
+    """Runs what this process starts, watched."""
+    path = turns.with_name("watched-python")
+    if not path.exists():
+        command = shlex.join([sys.executable, __file__, str(turns), files])
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        path.chmod(0o755)
+    return path
 
 
 if __name__ == "__main__":

@@ -136,14 +136,13 @@ def make_store(settings: Settings) -> MetadataStore:
         case "file":
             return ThreadedStore(FileStore(requested.data))
         case "kubernetes":
-            # Only here: it takes HTTP and TLS along, which every start would pay for.
+            # Only here: every start would pay for the official client, which is of an extra.
             try:
-                # Only here: the official client is of the extra popmq[operator].
                 from popmq.controller.lease_store import ApiServer, LeaseStore
             except ImportError as error:
                 raise ConfigError(
                     f"controller.store = kubernetes needs {error.name}: "
-                    "pip install 'popmq[operator]'"
+                    "pip install 'popmq[kubernetes]'"
                 ) from error
 
             server = ApiServer.of_pod(os.environ, requested.namespace)

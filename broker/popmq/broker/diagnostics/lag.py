@@ -46,6 +46,11 @@ class Lag:
     def total(self) -> int:
         return self.ready + self.in_flight + self.blocked
 
+    @property
+    def is_idle(self) -> bool:
+        """There is something to do, and no consumer has any of it."""
+        return self.ready > 0 and not self.in_flight
+
 
 def lags(
     store: MessageStore,
@@ -268,11 +273,20 @@ def unread_lites(
 
 
 def top_lags(found_lags: Iterable[Lag], limit: int, name_bytes: int) -> tuple[list[Lag], list[Lag]]:
-    """The `limit` with the most to do, fewer if their names are longer than `name_bytes` together,
-    in the order given; and the rest: for metrics' labels."""
+    """At most `limit`, fewer if their names are longer than `name_bytes` together, in the order
+    given; and the rest: for metrics' labels.
+
+    Alerts and autoscalers read by name, and a client can make groups.  So first come the groups
+    that somebody declared, those that nobody serves before the others, and of equals those with
+    the most to do.
+    """
     every = list(found_lags)
-    order = sorted(range(len(every)), key=lambda at: -every[at].total)[:limit]
+    order = sorted(range(len(every)), key=lambda at: _rank(every[at]))[:limit]
     sizes = accumulate(len(every[at].group.name) + len(every[at].topic.name) for at in order)
     kept = sorted(at for at, size in zip(order, sizes, strict=True) if size <= name_bytes)
     chosen = set(kept)
     return [every[at] for at in kept], [lag for at, lag in enumerate(every) if at not in chosen]
+
+
+def _rank(lag: Lag) -> tuple[bool, bool, int]:
+    return lag.group.auto_created, not lag.is_idle, -lag.total

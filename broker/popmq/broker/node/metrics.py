@@ -1,6 +1,6 @@
 """What the broker counts, as readings of the table: plain numbers of its parts at each scrape."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from heapq import nlargest
 from itertools import accumulate
 from typing import TypeVar
@@ -82,7 +82,7 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
     for topic, count in _most(broker.sends.stored_by_topic, TOPICS_LIMIT, OTHERS):
         yield reading("messages_in", count, topic)
     yield reading("messages_out", pops.delivered)
-    yield from _by_pair("group_messages_out", broker.pop.service.delivered.counts)
+    yield from _by_pair("group_messages_out", broker, broker.pop.service.delivered.counts)
     yield reading("pops", pops.pops)
     yield reading("empty_pops", pops.empty_pops)
     yield reading("refused_in_flight", pops.refused_in_flight)
@@ -114,7 +114,7 @@ def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("acks", acks.acked)
     yield reading("auto_created_groups", len(broker.registry.auto_created))
     yield reading("auto_created_groups_expired", broker.group_expiry.expired)
-    yield from _by_pair("group_messages_acked", broker.pop.service.acked.counts)
+    yield from _by_pair("group_messages_acked", broker, broker.pop.service.acked.counts)
     yield reading("repeated_acks", acks.repeated)
     yield reading("ack_latency_seconds", acks.latency)
     yield reading("refused_handles", acks.refused)
@@ -189,6 +189,7 @@ def _consumer_metrics(broker: Broker) -> Readings:
     found_lags, rest = top_lags(counted, PAIRS_LIMIT, NAME_BYTES)
     for lag in found_lags:
         yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
+    yield reading("consumer_pairs_summed", len(rest))
     if rest:
         yield from _lag_metrics(broker, OTHERS, OTHERS, rest)
     groups = broker.registry.groups()
@@ -246,14 +247,18 @@ def _audit_metrics(broker: Broker) -> Iterable[Metric]:
             yield reading("audit_messages", getattr(balance, state), name, state)
 
 
-def _by_pair(name: str, counts: Mapping[GroupTopic, int]) -> Iterable[Metric]:
-    for (group, topic), count in _most(counts, PAIRS_LIMIT, (OTHERS, OTHERS)):
+def _by_pair(name: str, broker: Broker, counts: Mapping[GroupTopic, int]) -> Iterable[Metric]:
+    """Alerts join them with lags by their labels, so those whose lag has a name come first."""
+    named = broker.diagnostics.lag_monitor.pairs
+    for (group, topic), count in _most(counts, PAIRS_LIMIT, (OTHERS, OTHERS), named):
         yield reading(name, count, group, topic)
 
 
-def _most(counts: Mapping[Name, int], limit: int, others: Name) -> list[tuple[Name, int]]:
-    """Those with the highest counts, and the sum of the rest."""
-    some = nlargest(limit, counts.items(), key=lambda item: item[1])
+def _most(
+    counts: Mapping[Name, int], limit: int, others: Name, first: Container[Name] = ()
+) -> list[tuple[Name, int]]:
+    """Those of `first`, then those with the highest counts, and the sum of the rest."""
+    some = nlargest(limit, counts.items(), key=lambda item: (item[0] in first, item[1]))
     sizes = accumulate(_name_bytes(name) for name, _ in some)
     largest = {
         name: count for (name, count), size in zip(some, sizes, strict=True) if size <= NAME_BYTES

@@ -108,7 +108,8 @@ def _bad_namespaces(values: tuple[str, ...]) -> str:
 class OperatorSettings(SettingsSection):
     """`image` is what clusters get that name none, `report_image` what LagReports do;
     `report_role` is the ClusterRole of reports that make pods; `controller_address` replaces the
-    names of the controllers' Services for an operator outside of the cluster's network."""
+    names of the controllers' Services for an operator outside of the cluster's network, with
+    {name} and {namespace} of the BrokerCluster."""
 
     namespaces: tuple[str, ...] = checked((), _bad_namespaces)  # none: every namespace
     image: str = "popmq:latest"

@@ -6,6 +6,7 @@ Always holds: an object that this BrokerCluster does not own (by uid) is never c
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from popmq.operator.cluster.desired import owner_of
 from popmq.operator.cluster.observed import Observed
 from popmq.operator.cluster.plan import ClusterPlan
 from popmq.operator.kube.api_client import NAME_TAKEN, NOT_FOUND, ApiClient, ApiError, NameTaken
@@ -74,6 +75,23 @@ class ObjectApplier:
         self._api = api
         self._check = check
 
+    async def adopted(self, spec: ClusterSpec, kind: ResourceKind, manifest: Manifest) -> Manifest:
+        """As it is after it was taken over, if the spec says so and it may be."""
+        if not spec.adopts:
+            return manifest
+        self._check()
+        owner = owner_of(spec.name, spec.uid)
+        return await self._api.adopted(kind, manifest, spec.names.labels(), owner)
+
+    async def adopt_secrets(self, spec: ClusterSpec) -> None:
+        """Those that are read before anything is planned."""
+        names = spec.names
+        own = (names.authority, names.tls, names.cluster_secret, names.users_key, names.admin_user)
+        for name in own if spec.adopts else ():
+            secret = await self._api.get(SECRET, spec.namespace, name)
+            if secret is not None:
+                await self.adopted(spec, SECRET, secret)
+
     async def apply(self, spec: ClusterSpec, observed: Observed, plan: ClusterPlan) -> ApplyResult:
         """Raises ApiUnavailable, when no other object would fare better."""
         result = ApplyResult()
@@ -109,6 +127,8 @@ class ObjectApplier:
         known = observed.objects.get((kind, name_of(manifest)))
         if known is None:
             known = await self._api.get(kind, spec.namespace, name_of(manifest))
+        if known is not None:
+            known = await self.adopted(spec, kind, known)
         if known is not None and is_owned_by(known, spec.uid) and is_unchanged(marked, known):
             result.unseen |= kind in (DEPLOYMENT, STATEFUL_SET) and not is_seen(known)
             return

@@ -140,7 +140,7 @@ class NetworkDataPlane:
 
     def _controllers(self, spec: ClusterSpec) -> list[str]:
         given = self._controller_address
-        return [given] if given else spec.controller_addresses
+        return [spec.address_of(given)] if given else spec.controller_addresses
 
     async def _ask(
         self, spec: ClusterSpec, address: str, kind: Kind, body: bytes, access: PlaneAccess

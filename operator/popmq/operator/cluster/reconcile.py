@@ -239,8 +239,10 @@ class Reconciler:
         selector = f"{CLUSTER_LABEL}={spec.name}"
         own = f"{selector},{MANAGED_BY}={OPERATOR_NAME}"
         objects: dict[tuple[ResourceKind, str], Manifest] = {}
+        await self._applier.adopt_secrets(spec)
         for kind in (*PRUNED, STATEFUL_SET):
-            for resource in await self._api.list(kind, namespace, own):
+            for listed in await self._api.list(kind, namespace, own):
+                resource = await self._applier.adopted(spec, kind, listed)
                 if is_owned_by(resource, spec.uid):  # a label can be written by anybody
                     objects[kind, name_of(resource)] = resource
         labelled = await self._api.list(POD, namespace, selector)

@@ -45,7 +45,7 @@ from popmq.operator.resources.users import signer_in
 
 logger = logging.getLogger(__name__)
 
-LIST_S = 60.0
+LIST_S = 300.0
 AT_ONCE = 16  # writes of statuses
 
 

@@ -280,6 +280,9 @@ class UserReconciler:
             secret["data"] = credentials(Signer(user.name, new_secret()))
             self._check()
             return await self._api.create(SECRET, secret)
+        if spec.adopts:
+            self._check()
+            known = await self._api.adopted(SECRET, known, spec.names.labels(), _owner(user))
         if not is_owned_by(known, user.uid):
             raise UserRefused(
                 "NameTaken",

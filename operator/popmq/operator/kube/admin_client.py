@@ -47,7 +47,7 @@ class AdminClient:
     def __init__(
         self, spec: ClusterSpec, address: str, trusted: bytes | None, signer: Signer | None = None
     ) -> None:
-        names = spec.names
+        names, address = spec.names, spec.address_of(address)
         self._route = AdminRoute(
             [address] if address else [names.admin_endpoint, names.proxy_endpoint]
         )

@@ -18,7 +18,7 @@ from kubernetes.aio.client.rest import RESTResponse
 
 from popmq.operator.kube.access import ApiAccess
 from popmq.operator.model.conditions import Refusal
-from popmq.operator.model.manifest import EVENT, Manifest, ResourceKind, at, is_owned_by
+from popmq.operator.model.manifest import EVENT, Manifest, ResourceKind, at, is_left_by, is_owned_by
 from popmq.operator.model.names import FIELD_MANAGER
 
 TIMEOUT_S = 10.0
@@ -28,7 +28,10 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 NOT_FOUND, CONFLICT = 404, 409
 TRANSIENT = (401, 408, CONFLICT, 429)
-NAME_TAKEN = "an object of this name exists and has another owner: remove or rename one of them"
+NAME_TAKEN = (
+    "an object of this name exists and has another owner: remove or rename one of them, or take "
+    "over what another cluster of this name left (annotation popmq.io/adopt)"
+)
 EVENT_REPEAT_S = 60.0  # an event that recurs sooner is not counted again
 
 
@@ -183,6 +186,18 @@ class ApiClient:
             raise NameTaken(NAME_TAKEN)
         # Without force, an object that another client creates at this moment is not taken over.
         return await self.apply(kind, manifest, force=existing is not None)
+
+    async def adopted(
+        self, kind: ResourceKind, manifest: Manifest, labels: Mapping[str, str], owner: Manifest
+    ) -> Manifest:
+        """The object with this owner, if another one of its kind and name left it; else as it
+        is.  Only one owner may be its controller, so the old ones go."""
+        if not is_left_by(manifest, labels, owner):
+            return manifest
+        metadata = manifest["metadata"]
+        version = metadata["resourceVersion"]
+        change = {"metadata": {"ownerReferences": [owner], "resourceVersion": version}}
+        return await self.merge(kind, metadata["namespace"], metadata["name"], change)
 
     async def merge(
         self, kind: ResourceKind, namespace: str, name: str, change: Manifest

@@ -110,6 +110,20 @@ def is_owned_by(manifest: Manifest, uid: str) -> bool:
     return bool(uid) and any(owner.get("uid") == uid for owner in owners)
 
 
+def is_left_by(manifest: Manifest, labels: Mapping[str, str], owner: Manifest) -> bool:
+    """Whether an operator made it, with these labels, for another object of the owner's kind and
+    name, and nobody else owns it.  A backup keeps labels, and the owner with its old uid or no
+    owner."""
+    owners = at(manifest, "metadata", "ownerReferences") or []
+    return (
+        not is_owned_by(manifest, owner["uid"])
+        and labels.items() <= (at(manifest, "metadata", "labels") or {}).items()
+        and all(
+            (old.get("kind"), old.get("name")) == (owner["kind"], owner["name"]) for old in owners
+        )
+    )
+
+
 def is_seen(workload: Manifest) -> bool:
     """Its controller has seen the newest spec."""
     seen = at(workload, "status", "observedGeneration") or 0

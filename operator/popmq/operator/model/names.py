@@ -33,6 +33,7 @@ RESTART_ANNOTATION = "popmq.io/restart"
 POD_RESTART_ANNOTATION = "popmq.io/restart-pod"  # on a pod
 PAUSE_ANNOTATION = "popmq.io/pause"
 FENCE_ANNOTATION = "popmq.io/fence"
+ADOPT_ANNOTATION = "popmq.io/adopt"
 PROTECT_ANNOTATION = "popmq.io/delete-protection"
 FORCE_REMOVAL_ANNOTATION = "popmq.io/remove-undrained"
 

@@ -17,6 +17,7 @@ from popmq.common.settings.settings import load_settings
 from popmq.operator.model.images import ANY_IMAGE, is_allowed
 from popmq.operator.model.manifest import Manifest, at
 from popmq.operator.model.names import (
+    ADOPT_ANNOTATION,
     FENCE_ANNOTATION,
     FORCE_REMOVAL_ANNOTATION,
     PAUSE_ANNOTATION,
@@ -228,6 +229,7 @@ class ClusterSpec:
     fenced: frozenset[str]
     protected: bool
     remove_undrained: bool
+    adopts: bool  # what another cluster of this name left
     scaled_by_hand: bool = False  # proxies.replicas, by kubectl scale
     secret_use: SecretUse = SecretUse.REQUIRED
     auth_mode: str = ""  # of AUTH_MODES; empty: as it is
@@ -240,6 +242,11 @@ class ClusterSpec:
     @property
     def names(self) -> ObjectNames:
         return ObjectNames(self.name, self.namespace)
+
+    def address_of(self, pattern: str) -> str:
+        """Of one address in the settings of an operator: {name} and {namespace} are this
+        cluster's."""
+        return pattern.replace("{namespace}", self.namespace).replace("{name}", self.name)
 
     @property
     def controller_addresses(self) -> list[str]:
@@ -297,6 +304,7 @@ def _read(cluster: Manifest, default_image: str) -> ClusterSpec:
         fenced=frozenset(name.strip() for name in fence.split(",") if name.strip()),
         protected=read_protected(cluster),
         remove_undrained=_flag(annotations, FORCE_REMOVAL_ANNOTATION),
+        adopts=_flag(annotations, ADOPT_ANNOTATION) and not read_paused(cluster),
         scaled_by_hand=any(
             entry.get("subresource") == "scale" for entry in metadata.get("managedFields") or []
         ),

@@ -125,8 +125,8 @@ class ReportReconciler:
         try:
             if report.executors is not None:
                 for kind, access in report_access(spec, report, self._defaults.role):
-                    await self._apply(kind, access, manifest)
-            applied = await self._apply(CRON_JOB, job, manifest)
+                    await self._apply(spec, kind, access)
+            applied = await self._apply(spec, CRON_JOB, job)
         except NameTaken as error:
             return f"CronJob {name_of(job)}: {error}"
         except ApiError as error:
@@ -135,9 +135,13 @@ class ReportReconciler:
             return str(error.refusal(f"CronJob {name_of(job)}"))
         return await self._write_status(manifest, report_status(report, applied, self._now()))
 
-    async def _apply(self, kind: ResourceKind, desired: Manifest, owner: Manifest) -> Manifest:
+    async def _apply(self, spec: ClusterSpec, kind: ResourceKind, desired: Manifest) -> Manifest:
         self._check()
-        return await self._api.apply_owned(kind, desired, owner_uid=owner["metadata"]["uid"])
+        (owner,) = desired["metadata"]["ownerReferences"]
+        known = await self._api.get(kind, spec.namespace, name_of(desired))
+        if known is not None and spec.adopts:
+            known = await self._api.adopted(kind, known, spec.names.labels(), owner)
+        return await self._api.apply_owned(kind, desired, owner_uid=owner["uid"], known=known)
 
     async def _refuse(self, manifest: Manifest, why: str) -> Manifest:
         verdict = ConditionValue(FALSE, "InvalidSpec", why)
