@@ -61,7 +61,7 @@ def run_lag(args: Args) -> int:
 
 
 def _lag(client: Client, args: Args) -> admin.LagReply:
-    request = admin.LagRequest(group=args.group, topic=args.topic)
+    request = admin.LagRequest(group=args.group, topic=args.topic, never_read=True)
     reply = client.call_admin(request, admin.LagReply)
     keep_of_namespace(args, reply)
     return reply

@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 from functools import lru_cache
 
 from popmq.common.back_off import ExponentialBackOff
-from popmq.common.errors import Code, Refused
+from popmq.common.errors import Code, Refused, TopicNotFound
 
 META_TOPIC = "rmq_sys_meta"
 OFFSETS_TOPIC = "rmq_sys_offsets"
@@ -338,7 +338,7 @@ def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 
 
-def absence_text(name: str, groups: Collection[str]) -> str:
+def topic_not_found(name: str, groups: Collection[str]) -> TopicNotFound:
     """That there is no such topic, and what to do; each reason has a text of its own."""
     if group := group_of_dead_letters(name):
         why = f"consumer group {group} has no dead letters yet"
@@ -352,8 +352,11 @@ def absence_text(name: str, groups: Collection[str]) -> str:
     elif not is_new_name(name):
         why = "no new topic begins with %"
     else:
-        why = f"create it with `popmq topic create {name}`, or set topic.auto_create"
-    return f"topic {name} does not exist: {why}"
+        return TopicNotFound(
+            f"topic {name} does not exist: create it with `popmq topic create {name}`, or set "
+            "topic.auto_create"
+        )
+    return TopicNotFound(f"topic {name} does not exist: {why}")
 
 
 def check_form(

@@ -41,7 +41,7 @@ def lag(broker: Broker, request: Request) -> ResumableRead[bytes]:
         stored=_stored(broker, topic),
     )
     counted = _lags(broker, group=group, topic=topic)
-    if group is not None and not counted:
+    if group is not None and asked.never_read and not counted:
         first = first_lags(broker.store, registry, broker.table, [group])
         counted = [lag for lag in first if lag is not None]
     return _with_ages(broker, counted, reply)

@@ -23,7 +23,7 @@ from popmq.broker.meta.meta_records import (
 from popmq.broker.meta.user_table import UserTable
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
+from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged
 from popmq.common.protocol.user_records import user_record
 from popmq.common.record.message import RecordKind
 from popmq.common.record.signing_keys import SigningKey, SigningKeys
@@ -97,7 +97,7 @@ class MetadataTable(SnapshotTable):
     def topic(self, name: str) -> TopicConfig:
         topic = self._topics.get(name)
         if topic is None:
-            raise TopicNotFound(topics.absence_text(name, self._groups))
+            raise topics.topic_not_found(name, self._groups)
         return topic
 
     def find_topic(self, name: str) -> TopicConfig | None:

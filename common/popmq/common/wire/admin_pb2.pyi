@@ -954,10 +954,13 @@ class LagRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    NEVER_READ_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """empty: all"""
     topic: _builtins.str
     """empty: all"""
+    never_read: _builtins.bool
+    """of a group that has read nothing: what each topic holds for it"""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LagPair]:
         """Set by the proxy: only these, also when the group has never read that topic at this broker,
@@ -970,10 +973,11 @@ class LagRequest(_message.Message):
         group: _builtins.str = ...,
         topic: _builtins.str = ...,
         pairs: _abc.Iterable[Global___LagPair] | None = ...,
+        never_read: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "pairs", b"pairs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "never_read", b"never_read", "pairs", b"pairs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
