@@ -12,7 +12,13 @@ from popmq.broker.diagnostics.lag_monitor import APART_MS, ASKED_MS
 from popmq.broker.node import metrics
 from popmq.broker.node.metrics import broker_metrics
 from popmq.common.observability import Metric
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, encode_put
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutEntry,
+    PutRequest,
+    decode_pop_reply,
+    encode_put,
+)
 from popmq.common.topics import MessageType
 from popmq.testing.harness.core_broker import CoreBroker, pop
 
@@ -177,11 +183,13 @@ def test_dead_letters_that_are_kept_are_counted_by_group(core: CoreBroker) -> No
 
 
 def test_a_waiting_receive_that_needs_no_wait_is_a_hit(core: CoreBroker) -> None:
-    core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000))
+    answers = [core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000))]
     core.send("orders", b"wakes it")
     core.send("orders", b"is there")
-    core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000))
-    core.ask(Kind.POP, pop("orders", "g"))
+    answers.append(core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000)))
+    answers.append(core.ask(Kind.POP, pop("orders", "g")))
+    replies = [decode_pop_reply(answer.body or b"") for answer in answers]
+    assert [reply.first_look for reply in replies] == [False, True, False]  # for the proxy
     assert (value(core, "receives_woken"), value(core, "is_short_polling_hit")) == (1, 1)
 
 
