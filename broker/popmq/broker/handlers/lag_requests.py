@@ -110,6 +110,7 @@ def _to_wire(broker: Broker, lag: Lag, ages: _Ages) -> pb.Lag:
         oldest_ready_ms=ages.oldest_ms.get(id(lag), 0),
         unknown_ages=ages.unknown.get(id(lag), 0),
         never_read=lag.never_read,
+        verdict=broker.diagnostics.lag_monitor.verdict(lag.group.name, lag.topic.name),
         delivered=broker.pop.service.delivered.counts.get((lag.group.name, lag.topic.name), 0),
     )
 
