@@ -112,6 +112,37 @@ def test_each_story_has_its_status(spark: Any) -> None:
     assert result["FORGOTTEN"]["waits_ms"] == 3_600_000
 
 
+def test_a_group_whose_messages_all_become_dead_letters_is_failing_with_a_lag_of_0(
+    spark: Any,
+) -> None:
+    """Each message was delivered twice, and none was acked."""
+    offsets = [
+        offset(
+            name,
+            number,
+            (200 * number, 200 * number, 200 * number, 0),
+            delivered=400 * number,
+            acked=acked * number,
+        )
+        for name, acked in (("FAILING", 0), ("RETRIES", 300), ("FEW RETRIES", 330))
+        for number in range(SAMPLES)
+    ]
+    # Two of three deliveries are still in flight, which is no failure.
+    offsets += [
+        offset("IN FLIGHT", number, (300 * number, 300 * number, 100 * number, 200 * number))
+        for number in range(SAMPLES)
+    ]
+    result = planned(spark, offsets, [kept("a", 9_000)])
+    statuses = {name: row["status"] for name, row in result.items()}
+    assert statuses.pop("RETRIES") == "FAILING"  # 25 % came back
+    assert statuses.pop("FEW RETRIES") == "OK"
+    assert statuses.pop("FAILING") == "FAILING"
+    assert statuses.pop("IN FLIGHT") != "FAILING"
+    assert result["FAILING"]["lag"] == 0
+    assert result["FAILING"]["eta_s"] is None, "it is not done: nothing was acked"
+    assert result["RETRIES"]["eta_s"] == 0
+
+
 def stands(group: str, number: int, **more: Any) -> dict[str, Any]:
     """Three messages wait, and the consumer does nothing."""
     return offset(group, number, (3, 0, 0, 0), **more)
