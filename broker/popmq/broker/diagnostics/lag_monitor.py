@@ -175,8 +175,10 @@ class LagMonitor:
             try:
                 stored_ms = self._head_times.stored_ms(head)
             except ColdRead as cold:
-                self._warm(cold)
-                return
+                if self._boot_ms() < self._until_ms:
+                    self._warm(cold)
+                    return
+                stored_ms = None  # nobody scrapes: samples for reports read it, in their budget
             self._heads.pop()
             if stored_ms is None:
                 self._unknown[pair] = self._unknown.get(pair, 0) + 1

@@ -224,11 +224,16 @@ def _rates(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
     )
 
 
+def fails(acked: Column, ended: Column, rules: VerdictRules) -> Column:
+    """Whether a group is FAILING, as `verdict_of` says it; of unknown counts it is not."""
+    bad = ended - acked
+    too_many = (bad >= rules.failing_least) & (100 * bad >= rules.failing_percent * ended)
+    return F.coalesce(too_many, F.lit(False))
+
+
 def _with_failures(rules: VerdictRules) -> Column:
-    """FAILING before all others, as `verdict_of` says it."""
-    bad = F.col("ended") - F.col("acked")
-    fails = (bad >= rules.failing_least) & (100 * bad >= rules.failing_percent * F.col("ended"))
-    failing = F.when(F.coalesce(fails, F.lit(False)), STATUSES.index("FAILING"))
+    """FAILING before all others."""
+    failing = F.when(fails(F.col("acked"), F.col("ended"), rules), STATUSES.index("FAILING"))
     return F.coalesce(failing, F.col("level"))
 
 
