@@ -9,6 +9,7 @@ from popmq.common.metric_table.verdicts import Verdict
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire.pull_pb2 import UpdateOffsetRequest
 from popmq.testing.harness.core_broker import CoreBroker
 
 SECOND_MS = 1_000
@@ -82,6 +83,12 @@ def run(core: CoreBroker, seconds: int) -> None:
         core.advance(SECOND_MS)
 
 
+def commit(core: CoreBroker, group: str, offset: int) -> None:
+    """As a pull consumer does that has worked off all messages below."""
+    asked = UpdateOffsetRequest(topic="orders", group=group, queue_id=0, offset=offset)
+    core.reply(Kind.UPDATE_OFFSET, asked.SerializeToString())
+
+
 def lag_verdicts(core: CoreBroker) -> dict[tuple[str, str], str]:
     reply = pb.LagReply.FromString(core.reply(Kind.LAG, pb.LagRequest().SerializeToString()))
     return {(lag.group, lag.topic): lag.verdict for lag in reply.lags}
@@ -115,6 +122,22 @@ def test_dead_letters_are_failing_also_when_nothing_is_left_to_do(core: CoreBrok
     for _ in range(12):
         core.advance(30_000)
     assert lag_verdicts(core)["failing", "orders"] == "OK"  # five minutes later
+
+
+def test_pull_consumers_are_judged_by_their_offsets(core: CoreBroker) -> None:
+    """They acknowledge nothing."""
+    for name in ("pulls", "pulled", "lags"):
+        core.group(name)
+    for second in range(400):
+        core.send("orders", b"x")
+        commit(core, "pulls", second)
+        if second < 60:
+            commit(core, "pulled", second)
+        commit(core, "lags", second // 2)
+        core.advance(SECOND_MS)
+    verdicts = {group: verdict for (group, _), verdict in lag_verdicts(core).items()}
+    assert verdicts == {"pulls": "OK", "pulled": "STOPPED", "lags": "BEHIND"}
+    assert metric_verdicts(core) == lag_verdicts(core)
 
 
 def test_a_group_that_is_not_watched_for_long_is_unknown(core: CoreBroker) -> None:
