@@ -204,3 +204,20 @@ def test_messages_of_unknown_age_at_a_broker_group_not_read_yet_are_not_ok(spark
     assert (row["lag"], row["ready"], row["status"], row["unknown_ages"]) == (7, 7, "UNKNOWN", 1)
     result = planned(spark, offsets, [kept("a", 50), kept("b", 0)])
     assert result["g"]["status"] == "OK"
+
+
+def test_the_revive_report_calls_failing_what_the_lag_report_does(spark: Any) -> None:
+    from popmq.reports.jobs import revive
+
+    columns = ("group", "acked", "retried", "returned", "dead_lettered")
+    groups = [
+        ("all dead letters", 0, 10, 0, 20),
+        ("good", 40, 0, 0, 0),
+        ("19 percent", 41, 5, 5, 0),
+        ("20 percent", 40, 5, 5, 0),
+        ("nine", 0, 9, 0, 0),
+    ]
+    frame = spark.createDataFrame(groups, columns)
+    rows = frame.withColumn("status", revive._status(revive.ReviveRules({}, {}))).collect()
+    failing = {row["group"] for row in rows if row["status"] == "FAILING"}
+    assert failing == {"all dead letters", "20 percent"}
