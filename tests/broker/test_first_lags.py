@@ -22,7 +22,7 @@ def core() -> CoreBroker:
 
 def lags(core: CoreBroker, group: str) -> dict[str, int]:
     reply = pb.LagReply.FromString(
-        core.reply(Kind.LAG, pb.LagRequest(group=group).SerializeToString())
+        core.reply(Kind.LAG, pb.LagRequest(group=group, never_read=True).SerializeToString())
     )
     assert all(lag.never_read for lag in reply.lags)
     return {lag.topic: lag.ready for lag in reply.lags}

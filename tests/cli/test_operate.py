@@ -18,6 +18,12 @@ from popmq.common.wire import admin_pb2 as admin
 NOW_MS = 1_700_000_100_000
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All columns, however wide the terminal of the tests is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def parsed(*argv: str) -> Args:
     return parsing.parsed("reset-offset", "--group", "g", "--topic", "t", *argv)
 
@@ -85,21 +91,23 @@ def test_the_brokers_rows_of_one_group_and_topic_are_one_row() -> None:
     other = admin.Lag(
         broker="b", group="g", topic="t", ready=1, in_flight=1, oldest_ready_ms=NOW_MS - 200_000
     )
+    other.verdict = "STOPPED"
     rows, _, dead = lag_lines(lags(other))
-    assert rows.splitlines()[1].split() == ["g", "t", "9", "6", "3", "0", "0", "1", "0", "3m"]
+    expected = ["g", "t", "9", "6", "3", "0", "0", "1", "0", "3m", "STOPPED"]
+    assert rows.splitlines()[1].split() == expected
     assert dead.splitlines()[1].split() == ["g", "3", "1"]
 
 
 def test_several_rows_have_a_total() -> None:
     rows = lag_lines(lags(admin.Lag(group="h", topic="u", ready=1)))[0].splitlines()
-    assert rows[-2].split() == ["h", "u", "1", "1", "0", "0", "0", "0", "0", "-"]
-    assert rows[-1].split() == ["total", "8", "6", "2", "0", "0", "1", "0", "-"]
+    assert rows[-2].split() == ["h", "u", "1", "1", "0", "0", "0", "0", "0", "-", "-"]
+    assert rows[-1].split() == ["total", "8", "6", "2", "0", "0", "1", "0", "-", "-"]
 
 
 def test_what_waits_for_its_delivery_time_is_no_lag() -> None:
     reply = lags(admin.Lag(group="h", topic="u", ready=1, delayed=50))
     rows = lag_lines(reply)[0].splitlines()
-    assert rows[-2].split() == ["h", "u", "1", "1", "0", "50", "0", "0", "0", "-"]
+    assert rows[-2].split() == ["h", "u", "1", "1", "0", "50", "0", "0", "0", "-", "-"]
     assert [row.get("lag") for row in lag_rows(reply)] == [7, 1, None]
 
 

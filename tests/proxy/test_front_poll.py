@@ -24,9 +24,9 @@ NOTHING = encode_pop_reply(PopReply([], 0, 0))
 FEW = 2
 
 
-def popped(*offsets: int) -> bytes:
+def popped(*offsets: int, first_look: bool = False) -> bytes:
     deliveries = [Delivery(0, offset, 1, 1, b"handle", b"", b"") for offset in offsets]
-    return encode_pop_reply(PopReply(deliveries, 0, 1))
+    return encode_pop_reply(PopReply(deliveries, 0, 1, first_look))
 
 
 class Two:
@@ -94,6 +94,15 @@ def test_one_pop_comes_first_and_a_hit_of_it_is_the_end(two: Two) -> None:
     assert parts(call) == (Code.OK, [5])
     counts = two.metrics
     assert (counts.long_polling, counts.short_polling_hits, counts.pops_with_notify) == (1, 1, 0)
+
+
+def test_with_one_broker_group_a_hit_is_what_the_broker_calls_one(make_bench: Any) -> None:
+    one = Two(make_bench((A,)))
+    for reply in (popped(5, first_look=True), popped(6)):
+        call = one.receive()
+        one.answer(A, reply)
+        assert parts(call)[0] == Code.OK
+    assert (one.metrics.long_polling, one.metrics.short_polling_hits) == (2, 1)
 
 
 def test_after_a_miss_every_broker_group_is_to_say_when_something_comes(two: Two) -> None:

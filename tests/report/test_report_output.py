@@ -141,7 +141,7 @@ def test_json_and_csv_have_every_row(tmp_path: Path) -> None:
     [
         ("lag", 1_234_567, "1,234,567"),
         ("waits_ms", 61_000, "1.02 min"),
-        ("eta_s", None, "never"),
+        ("eta_s", None, "not draining"),
         ("eta_s", 0.0, "0 ms"),
         ("ack_rate", None, "-"),
         ("retry_ratio", 0.125, "12.5 %"),

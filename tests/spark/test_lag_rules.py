@@ -112,6 +112,37 @@ def test_each_story_has_its_status(spark: Any) -> None:
     assert result["FORGOTTEN"]["waits_ms"] == 3_600_000
 
 
+def test_a_group_whose_messages_all_become_dead_letters_is_failing_with_a_lag_of_0(
+    spark: Any,
+) -> None:
+    """Each message was delivered twice, and none was acked."""
+    offsets = [
+        offset(
+            name,
+            number,
+            (200 * number, 200 * number, 200 * number, 0),
+            delivered=400 * number,
+            acked=acked * number,
+        )
+        for name, acked in (("FAILING", 0), ("RETRIES", 300), ("FEW RETRIES", 330))
+        for number in range(SAMPLES)
+    ]
+    # Two of three deliveries are still in flight, which is no failure.
+    offsets += [
+        offset("IN FLIGHT", number, (300 * number, 300 * number, 100 * number, 200 * number))
+        for number in range(SAMPLES)
+    ]
+    result = planned(spark, offsets, [kept("a", 9_000)])
+    statuses = {name: row["status"] for name, row in result.items()}
+    assert statuses.pop("RETRIES") == "FAILING"  # 25 % came back
+    assert statuses.pop("FEW RETRIES") == "OK"
+    assert statuses.pop("FAILING") == "FAILING"
+    assert statuses.pop("IN FLIGHT") != "FAILING"
+    assert result["FAILING"]["lag"] == 0
+    assert result["FAILING"]["eta_s"] is None, "it is not done: nothing was acked"
+    assert result["RETRIES"]["eta_s"] == 0
+
+
 def stands(group: str, number: int, **more: Any) -> dict[str, Any]:
     """Three messages wait, and the consumer does nothing."""
     return offset(group, number, (3, 0, 0, 0), **more)
@@ -173,3 +204,20 @@ def test_messages_of_unknown_age_at_a_broker_group_not_read_yet_are_not_ok(spark
     assert (row["lag"], row["ready"], row["status"], row["unknown_ages"]) == (7, 7, "UNKNOWN", 1)
     result = planned(spark, offsets, [kept("a", 50), kept("b", 0)])
     assert result["g"]["status"] == "OK"
+
+
+def test_the_revive_report_calls_failing_what_the_lag_report_does(spark: Any) -> None:
+    from popmq.reports.jobs import revive
+
+    columns = ("group", "acked", "retried", "returned", "dead_lettered")
+    groups = [
+        ("all dead letters", 0, 10, 0, 20),
+        ("good", 40, 0, 0, 0),
+        ("19 percent", 41, 5, 5, 0),
+        ("20 percent", 40, 5, 5, 0),
+        ("nine", 0, 9, 0, 0),
+    ]
+    frame = spark.createDataFrame(groups, columns)
+    rows = frame.withColumn("status", revive._status(revive.ReviveRules({}, {}))).collect()
+    failing = {row["group"] for row in rows if row["status"] == "FAILING"}
+    assert failing == {"all dead letters", "20 percent"}

@@ -22,11 +22,12 @@ from popmq.cli.terminal.live_screen import watch
 from popmq.cli.terminal.namespace_option import belongs
 from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
 from popmq.common.errors import Code, Refused
+from popmq.common.metric_table.verdicts import worst_verdict
 from popmq.common.wire import admin_pb2 as admin
 
 LAG_COLUMNS = (
     *("GROUP", "TOPIC", "LAG", "READY", "IN-FLIGHT", "DELAYED"),
-    *("BLOCKED", "RETRIES", "EXPIRED", "OLDEST"),
+    *("BLOCKED", "RETRIES", "EXPIRED", "OLDEST", "VERDICT"),
 )
 # Left out on narrow terminals, the last one first.
 LAG_OPTIONAL = ("RETRIES", "DELAYED", "BLOCKED", "EXPIRED")
@@ -61,7 +62,7 @@ def run_lag(args: Args) -> int:
 
 
 def _lag(client: Client, args: Args) -> admin.LagReply:
-    request = admin.LagRequest(group=args.group, topic=args.topic)
+    request = admin.LagRequest(group=args.group, topic=args.topic, never_read=True)
     reply = client.call_admin(request, admin.LagReply)
     keep_of_namespace(args, reply)
     return reply
@@ -137,6 +138,7 @@ def joined(reply: admin.LagReply) -> list[admin.Lag]:
         known = [ms for ms in (row.oldest_ready_ms, lag.oldest_ready_ms) if ms]
         row.oldest_ready_ms = min(known, default=0)
         row.never_read = lag.never_read
+        row.verdict = worst_verdict(row.verdict, lag.verdict)
     return [rows[key] for key in sorted(rows)]
 
 
@@ -200,6 +202,7 @@ def lag_rows(reply: admin.LagReply) -> list[Row]:
         age_ms = max(0, reply.now_ms - row.oldest_ready_ms) if row.oldest_ready_ms else None
         values = {name: getattr(row, name) for name in SUMS}
         names = {"group": row.group, "topic": row.topic, "lag": total_of(row)}
+        names["verdict"] = row.verdict
         if row.never_read:
             values["never_read"] = True
         rows.append(names | values | {"oldest_ready_age_ms": age_ms})
@@ -293,6 +296,7 @@ def _cells(lag: admin.Lag, now_ms: int) -> tuple[object, ...]:
         lag.retries,
         lag.expired,
         age,
+        lag.verdict or "-",
     )
 
 

@@ -338,7 +338,7 @@ def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 
 
-def absent_topic(name: str, groups: Collection[str]) -> TopicNotFound:
+def topic_not_found(name: str, groups: Collection[str]) -> TopicNotFound:
     """That there is no such topic, and what to do; each reason has a text of its own."""
     if group := group_of_dead_letters(name):
         why = f"consumer group {group} has no dead letters yet"
@@ -353,8 +353,8 @@ def absent_topic(name: str, groups: Collection[str]) -> TopicNotFound:
         why = "no new topic begins with %"
     else:
         return TopicNotFound(
-            f"topic {name} does not exist: create it with `popmq topic create {name}`, or "
-            "set topic.auto_create"
+            f"topic {name} does not exist: create it with `popmq topic create {name}`, or set "
+            "topic.auto_create"
         )
     return TopicNotFound(f"topic {name} does not exist: {why}")
 

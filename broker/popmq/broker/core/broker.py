@@ -15,6 +15,7 @@ from popmq.broker.core.slave_lifecycle import SlaveLifecycle
 from popmq.broker.core.user_follows import UserFollows
 from popmq.broker.core.wakeups import Wakeups
 from popmq.broker.deliveries.deliveries import Deliveries
+from popmq.broker.deliveries.group_topic_counts import EndCounts
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
 from popmq.broker.diagnostics.diagnostics import Diagnostics
 from popmq.broker.fifo.fifo_service import FifoService
@@ -123,14 +124,19 @@ class Broker:
             self.timers.admission,
             settings.message.largest_bytes + 4 * KIB,
         )
+        revive = self.pop.revive
+        self.ends = EndCounts(
+            pops.delivered, pops.acked, revive.returned_by_pair, revive.dead_by_pair
+        )
         self.diagnostics = Diagnostics(
             *shared,
             pops,
             self.lookup,
             self.timers,
             self.sends.stored_by_topic,
-            settings.reports,
+            settings,
             clock,
+            self.ends,
         )
         self.applier = RecordApplier(
             self.registry, self.deliveries, self.timers, self.receipts, self.transactions
@@ -246,8 +252,7 @@ class Broker:
         self.polling.answer_all_empty(topic_id=topic.id)
         self.lites.remove_subscriber(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
-        self.pop.service.delivered.drop(topic=topic.name)
-        self.pop.service.acked.drop(topic=topic.name)
+        self.ends.drop(topic=topic.name)
         self.diagnostics.audit.topic_gone(topic)
 
     def on_group_deleted(self, group: SubscriptionGroup) -> None:
@@ -255,8 +260,7 @@ class Broker:
         self.buffer.forget_deleted()
         self.polling.answer_all_empty(group_id=group.id)
         self.lites.remove_subscriber(group_id=group.id)
-        self.pop.service.delivered.drop(group=group.name)
-        self.pop.service.acked.drop(group=group.name)
+        self.ends.drop(group=group.name)
 
     # -- inside
 

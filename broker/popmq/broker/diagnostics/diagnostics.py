@@ -1,6 +1,7 @@
 """Diagnostics: builds what explains, counts and samples, and takes its steps."""
 
 from popmq.broker.deliveries.deliveries import Deliveries
+from popmq.broker.deliveries.group_topic_counts import EndCounts
 from popmq.broker.diagnostics.audit import Audit
 from popmq.broker.diagnostics.explain import Explainer
 from popmq.broker.diagnostics.head_times import HeadTimes
@@ -12,7 +13,8 @@ from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timers import Timers
 from popmq.common.clock import Clock
-from popmq.common.settings.report_settings import ReportsSettings
+from popmq.common.metric_table.verdicts import VerdictRules
+from popmq.common.settings.settings import Settings
 
 
 class Diagnostics:
@@ -25,15 +27,19 @@ class Diagnostics:
         lookup: Lookup,
         timers: Timers,
         stored_by_topic: dict[str, int],
-        settings: ReportsSettings,
+        settings: Settings,
         clock: Clock,
+        ends: EndCounts,
     ) -> None:
         table = deliveries.table
         heads = self.head_times = HeadTimes(store, registry)
-        self.lag_monitor = LagMonitor(store, registry, table, heads, clock.boot_ms)
+        self.lag_monitor = LagMonitor(
+            *(store, registry, table, heads, clock, clock.boot_ms, ends),
+            VerdictRules(settings.group.failing_percent, settings.group.failing_least),
+        )
         self.audit = Audit(store, registry, table, clock.boot_ms)
         self.sampler = Sampler(
-            store, registry, table, pops, timers, heads, stored_by_topic, settings, clock
+            store, registry, table, pops, timers, heads, stored_by_topic, settings.reports, clock
         )
         self.explainer = Explainer(store, registry, deliveries, lookup, pops.filters)
 

@@ -40,6 +40,8 @@ class Lag:
     retries: int = 0  # of `ready`: what waits in the retry topic
     expired: int = 0  # went by retention before the group read it, since the broker started
     heads: list[Head] = field(default_factory=list)
+    fronts: dict[tuple[int, int], int] = field(default_factory=dict)  # committed, of busy queues
+    committed: int = 0  # of all queues together
     never_read: bool = False  # the group has read no topic at all
 
     @property
@@ -176,6 +178,9 @@ def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag:
         lag.blocked += queue.blocked
         lag.expired += queue.expired
         lag.retries += queue.ready if queue.retry else 0
+        lag.committed += queue.progress.committed if queue.progress is not None else 0
+        if queue.progress is not None and (queue.in_flight or queue.blocked):
+            lag.fronts[queue.topic.id, queue.queue_id] = queue.progress.committed
         if queue.head >= 0:
             lag.heads.append(Head(queue.topic.id, queue.queue_id, queue.head))
 

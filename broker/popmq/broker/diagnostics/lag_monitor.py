@@ -10,17 +10,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.group_topic_counts import EndCounts
 from popmq.broker.diagnostics.head_times import Head, HeadTimes
 from popmq.broker.diagnostics.lag import Lag, count_lags, top_lags
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
+from popmq.common.clock import Clock
 from popmq.common.disk import ColdRead
+from popmq.common.metric_table.verdicts import Facts, Verdict, VerdictRules, verdict_of
 from popmq.common.quantities import KIB
 
-APART_MS = 5_000
+APART_MS, UNASKED_MS = 5_000, 30_000
 WINDOW_MS = 60_000
+VERDICT_MS = 300_000
+STANDS_MS = 120_000  # so long an offset that does not move is a queue that stands
 ASKED_MS = 300_000  # after a scrape it goes on for so long
 # So a page with all of them has less than 1 MiB: pairs, and bytes of their names.
 PAIRS_LIMIT, NAME_BYTES = 500, 30 * KIB
@@ -37,15 +43,53 @@ class LagHistory:
 
     oldest_wall_ms: int = 0
     unknown_ages: int = 0
-    samples: deque[tuple[int, int]] = field(default_factory=deque)  # boot time, lag
+    samples: deque["_Moment"] = field(default_factory=deque)
+    # Of queues with messages in flight or blocked: their offset, and since when it has been that.
+    fronts: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    ready: int = 0
+    verdict: Verdict = Verdict.UNKNOWN
 
     def eta_s(self) -> float:
         """Seconds until the lag is nothing, at the speed of the last minute."""
-        first, last = self.samples[0], self.samples[-1]
-        if not last[1]:
+        last = self.samples[-1]
+        if not last.lag:
             return 0.0
-        worked_off = first[1] - last[1]
-        return last[1] * (last[0] - first[0]) / worked_off / 1_000 if worked_off > 0 else inf
+        first = next(one for one in self.samples if last.at_ms - one.at_ms <= WINDOW_MS)
+        worked_off = first.lag - last.lag
+        took_ms = last.at_ms - first.at_ms
+        return last.lag * took_ms / worked_off / 1_000 if worked_off > 0 else inf
+
+    def judge(self, wall_ms: int, rules: VerdictRules) -> None:
+        first, last = self.samples[0], self.samples[-1]
+        age_ms: int | None = 0
+        if self.ready:
+            known = self.oldest_wall_ms and not self.unknown_ages
+            age_ms = max(0, wall_ms - self.oldest_wall_ms) if known else None
+        facts = Facts(
+            watched=last.at_ms - first.at_ms >= WINDOW_MS,
+            lag=last.lag,
+            ready=self.ready,
+            age_ms=age_ms,
+            delivered=last.delivered - first.delivered,
+            acked=last.acked - first.acked,
+            returned=last.returned - first.returned,
+            dead=last.dead - first.dead,
+            moved=last.committed != first.committed,
+            stands=any(last.at_ms - since >= STANDS_MS for _, since in self.fronts.values()),
+        )
+        self.verdict = verdict_of(facts, rules)
+
+
+class _Moment(NamedTuple):
+    """Boot time, the lag, and counts since the broker started."""
+
+    at_ms: int
+    lag: int
+    committed: int  # of all queues together
+    delivered: int
+    acked: int
+    returned: int
+    dead: int
 
 
 class LagMonitor:
@@ -55,8 +99,16 @@ class LagMonitor:
         registry: Registry,
         table: CheckPointTable,
         head_times: HeadTimes,
+        clock: Clock,
         boot_ms: Callable[[], int],
+        counts: EndCounts,
+        rules: VerdictRules,
     ) -> None:
+        """`boot_ms` tells intervals, `clock` how old a message is."""
+        self._clock = clock
+        self._counts = counts
+        self._rules = rules
+        self._looked_ms, self._ends = boot_ms(), counts.copy()
         self._store = store
         self._registry = registry
         self._table = table
@@ -74,12 +126,20 @@ class LagMonitor:
         self.pairs: dict[Pair, LagHistory] = {}
 
     def on_scrape(self) -> None:
-        """Somebody scrapes: keep looking for a while."""
-        self._until_ms = self._boot_ms() + ASKED_MS
+        """Somebody scrapes: look more often for a while."""
+        now_ms = self._boot_ms()
+        if now_ms >= self._until_ms:
+            self._next_ms = min(self._next_ms, now_ms)
+        self._until_ms = now_ms + ASKED_MS
+
+    def verdict(self, group: str, topic: str) -> str:
+        """Empty for a pair that is not judged."""
+        watched = self.pairs.get((group, topic))
+        return watched.verdict.name if watched is not None else ""
 
     def step(self) -> None:
         """A bounded piece of a look; one begins when its time has come."""
-        if not self._until_ms or self._warming:
+        if self._warming:
             return
         if self._counting is not None:
             self._count_on(self._counting)
@@ -88,10 +148,8 @@ class LagMonitor:
             self._look_on()
             return
         now_ms = self._boot_ms()
-        if now_ms >= self._until_ms:
-            self._until_ms = 0
-        elif now_ms >= self._next_ms:
-            self._next_ms = now_ms + APART_MS
+        if now_ms >= self._next_ms:
+            self._next_ms = now_ms + (APART_MS if now_ms < self._until_ms else UNASKED_MS)
             self._counting = count_lags(self._store, self._registry, self._table)
             self._count_on(self._counting)
 
@@ -106,6 +164,7 @@ class LagMonitor:
         self._heads = [(_pair(lag), head) for lag in self._found for head in lag.heads]
         if not self._found:
             self.pairs = {}
+            self._note_look(self._boot_ms())
 
     def _look_on(self) -> None:
         for _ in range(_READS_A_STEP):
@@ -116,8 +175,10 @@ class LagMonitor:
             try:
                 stored_ms = self._head_times.stored_ms(head)
             except ColdRead as cold:
-                self._warm(cold)
-                return
+                if self._boot_ms() < self._until_ms:
+                    self._warm(cold)
+                    return
+                stored_ms = None  # nobody scrapes: samples for reports read it, in their budget
             self._heads.pop()
             if stored_ms is None:
                 self._unknown[pair] = self._unknown.get(pair, 0) + 1
@@ -131,10 +192,26 @@ class LagMonitor:
             watched = self.pairs[pair] = known.get(pair) or LagHistory()
             watched.oldest_wall_ms = self._oldest.get(pair, 0)
             watched.unknown_ages = self._unknown.get(pair, 0)
-            watched.samples.append((now_ms, lag.total))
-            while now_ms - watched.samples[0][0] > WINDOW_MS:
+            if not watched.samples:  # what it did since the look before this one counts
+                before = _Moment(self._looked_ms, lag.total, lag.committed, *self._ends.of(pair))
+                watched.samples.append(before)
+            watched.ready = lag.ready
+            watched.samples.append(
+                _Moment(now_ms, lag.total, lag.committed, *self._counts.of(pair))
+            )
+            while now_ms - watched.samples[0].at_ms > VERDICT_MS:
                 watched.samples.popleft()
+            fronts = watched.fronts
+            watched.fronts = {
+                place: fronts[place] if fronts.get(place, (-1, 0))[0] == front else (front, now_ms)
+                for place, front in lag.fronts.items()
+            }
+            watched.judge(self._clock.wall_ms(), self._rules)
         self._found = []
+        self._note_look(now_ms)
+
+    def _note_look(self, now_ms: int) -> None:
+        self._looked_ms, self._ends = now_ms, self._counts.copy()
 
     def _warm(self, cold: ColdRead) -> None:
         """An old record comes from the disk; nobody waits for it here."""

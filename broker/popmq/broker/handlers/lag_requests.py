@@ -41,7 +41,7 @@ def lag(broker: Broker, request: Request) -> ResumableRead[bytes]:
         stored=_stored(broker, topic),
     )
     counted = _lags(broker, group=group, topic=topic)
-    if group is not None and not counted:
+    if group is not None and asked.never_read and not counted:
         first = first_lags(broker.store, registry, broker.table, [group])
         counted = [lag for lag in first if lag is not None]
     return _with_ages(broker, counted, reply)
@@ -110,6 +110,7 @@ def _to_wire(broker: Broker, lag: Lag, ages: _Ages) -> pb.Lag:
         oldest_ready_ms=ages.oldest_ms.get(id(lag), 0),
         unknown_ages=ages.unknown.get(id(lag), 0),
         never_read=lag.never_read,
+        verdict=broker.diagnostics.lag_monitor.verdict(lag.group.name, lag.topic.name),
         delivered=broker.pop.service.delivered.counts.get((lag.group.name, lag.topic.name), 0),
     )
 

@@ -82,8 +82,9 @@ class Receives:
             (receive or Receive(self, request, on_reply, number)).read_from_disk(cold)
             return
         if deliveries:
-            self.broker.polling.hits += request.poll_ms > 0
-            self.reply(on_reply, params, deliveries, rest, number)
+            first_look = request.poll_ms > 0
+            self.broker.polling.hits += first_look
+            self.reply(on_reply, params, deliveries, rest, number, first_look=first_look)
         elif request.poll_ms > 0:
             receive = receive or Receive(self, request, on_reply, number)
             receive.wait_for_messages(params, unfinished=rest > 0)
@@ -110,13 +111,15 @@ class Receives:
         deliveries: PopReplyBuilder,
         rest: int,
         number: int,
+        *,
+        first_look: bool = False,
     ) -> None:
         """Answer once everything that the reply rests on is confirmed (D2)."""
         popped_ms = self._popped_ms if deliveries else 0
         broker = self.broker
 
         def answer() -> None:
-            on_reply(deliveries.encode_reply(rest, popped_ms))
+            on_reply(deliveries.encode_reply(rest, popped_ms, first_look=first_look))
 
         def leave() -> None:
             if deliveries:

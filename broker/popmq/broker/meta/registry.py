@@ -97,7 +97,7 @@ class MetadataTable(SnapshotTable):
     def topic(self, name: str) -> TopicConfig:
         topic = self._topics.get(name)
         if topic is None:
-            raise topics.absent_topic(name, self._groups)
+            raise topics.topic_not_found(name, self._groups)
         return topic
 
     def find_topic(self, name: str) -> TopicConfig | None:

@@ -220,6 +220,7 @@ def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Ite
     if since_ms or not unknown:  # an age that nobody knows is not 0
         yield reading("consumer_queueing_latency_seconds", waits_ms / 1_000, group, topic)
     yield reading("consumer_eta_seconds", watched.eta_s(), group, topic)
+    yield reading("consumer_verdict", watched.verdict, group, topic)
 
 
 def _dead_letters(broker: Broker) -> Iterable[Metric]:

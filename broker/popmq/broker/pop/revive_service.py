@@ -7,6 +7,7 @@ revive log to fall behind.  Messages of FIFO groups come back in place, by a rec
 
 from popmq.broker.deliveries.check_point_buffer import put_revive
 from popmq.broker.deliveries.deliveries import Deliveries
+from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     FIFO,
@@ -24,7 +25,7 @@ from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import DeadReason, EndedDelivery, RevivalToken, StoredMessage
 from popmq.common.record.message_deadline import without_deadline
-from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.topics import GroupTopic, SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
 RENEW_LIMIT_MS = 3 * 3_600_000
@@ -43,6 +44,7 @@ class ReviveService:
         self.retried = 0
         self.returned = 0
         self.dead_lettered = 0
+        self.returned_by_pair, self.dead_by_pair = GroupTopicCounts(), GroupTopicCounts()
         self.kept = 0  # dead letters that failed again
         self.lost = 0
         self._warming = False
@@ -166,6 +168,7 @@ class ReviveService:
         attempt += self._table.attempts_before(ck, member)
         dead = reject is not None or (attempt >= group.max_attempts and not ck.rolled_back)
         if ck.flags & FIFO and not dead:
+            self.returned_by_pair.add(_pair(group, topic), not ck.rolled_back)
             self._return(ck, member)
             return
         if dead and topics.has_dead_letters(topic.name):
@@ -204,8 +207,10 @@ class ReviveService:
         self._table.apply_revival(token, stamp.log_ms)
         if dead:
             self.dead_lettered += 1
+            self.dead_by_pair.add(_pair(group, topic), 1)
         else:
             self.retried += 1
+            self.returned_by_pair.add(_pair(group, topic), not ck.rolled_back)
 
     def _keep(self, ck: PopCheckPoint, member: int) -> None:
         """A dead letter that fails stays where it is: letters of letters would have no end."""
@@ -227,6 +232,10 @@ class ReviveService:
         else:
             name = topics.retry_topic(group.name, topic.name)
         return self._registry.internal_topic(name)
+
+
+def _pair(group: SubscriptionGroup, topic: TopicConfig) -> GroupTopic:
+    return group.name, topics.split_group_topic(topic.name)[1] or topic.name
 
 
 def _read(cold: ColdRead) -> None:

@@ -151,6 +151,7 @@ class PopReply(NamedTuple):
     deliveries: Sequence[Delivery] = ()
     remaining: int = 0  # messages still readable in the queues that were visited
     popped_ms: int = 0  # wall time from which the invisible time counts; 0 with no deliveries
+    first_look: bool = False  # it was ready to wait, and did not have to
 
 
 class AckRequest(NamedTuple):
@@ -314,6 +315,9 @@ def decode_pop(body: bytes) -> PopRequest:
     return PopRequest(*names, *times, queue, renew, filter_type, *texts, reply_bytes, *ids)
 
 
+FIRST_LOOK = b"\1"  # behind the deliveries, where an older proxy reads nothing
+
+
 def encode_pop_reply(reply: PopReply) -> bytes:
     parts = [POP_REPLY.pack(len(reply.deliveries), reply.remaining, reply.popped_ms)]
     add = parts.append  # four calls cost less than a tuple and its unpacking
@@ -325,6 +329,8 @@ def encode_pop_reply(reply: PopReply) -> bytes:
         add(handle)
         add(head)
         add(properties)
+    if reply.first_look:
+        add(FIRST_LOOK)
     return b"".join(parts)
 
 
@@ -346,7 +352,7 @@ def decode_pop_reply(body: bytes) -> PopReply:
         raise Refused(Code.BAD_REQUEST, "the frame's payload ends early") from error
     if at > len(body):
         raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
-    return PopReply(deliveries, rest, popped_ms)
+    return PopReply(deliveries, rest, popped_ms, body[at : at + 1] == FIRST_LOOK)
 
 
 @lru_cache(maxsize=4_096)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from popmq.common.protocol.messaging_payloads import DELIVERY, POP_REPLY
+from popmq.common.protocol.messaging_payloads import DELIVERY, FIRST_LOOK, POP_REPLY
 from popmq.common.record.message import (
     MESSAGE_HEADER_SIZE,
     RECORD_VERSION,
@@ -115,6 +115,7 @@ class PopReplyBuilder:
             add(both)
         self.count += len(tails)
 
-    def encode_reply(self, rest: int, popped_ms: int) -> bytes:
+    def encode_reply(self, rest: int, popped_ms: int, *, first_look: bool = False) -> bytes:
         """As `encode_pop_reply`."""
-        return b"".join((POP_REPLY.pack(self.count, rest, popped_ms), *self.parts))
+        behind = FIRST_LOOK if first_look else b""
+        return b"".join((POP_REPLY.pack(self.count, rest, popped_ms), *self.parts, behind))

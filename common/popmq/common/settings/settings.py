@@ -325,6 +325,8 @@ class GroupSettings(_Section):
     max_attempts: int = _within(17, 1, 1000)
     auto_create: bool = True
     auto_created_limit: int = _within(1_000, 1, 50_000)
+    failing_percent: int = _within(20, 1, 100)
+    failing_least: int = _within(10, 1, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -954,10 +954,13 @@ class LagRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    NEVER_READ_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """empty: all"""
     topic: _builtins.str
     """empty: all"""
+    never_read: _builtins.bool
+    """of a group that has read nothing: what each topic holds for it"""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LagPair]:
         """Set by the proxy: only these, also when the group has never read that topic at this broker,
@@ -970,10 +973,11 @@ class LagRequest(_message.Message):
         group: _builtins.str = ...,
         topic: _builtins.str = ...,
         pairs: _abc.Iterable[Global___LagPair] | None = ...,
+        never_read: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "pairs", b"pairs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "never_read", b"never_read", "pairs", b"pairs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1017,6 +1021,7 @@ class Lag(_message.Message):
     OLDEST_READY_MS_FIELD_NUMBER: _builtins.int
     UNKNOWN_AGES_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     NEVER_READ_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     group: _builtins.str
@@ -1038,6 +1043,8 @@ class Lag(_message.Message):
     """
     delivered: _builtins.int
     """to the group since the broker started; redeliveries are counted"""
+    verdict: _builtins.str
+    """OK, UNKNOWN, BEHIND, STUCK, STOPPED or FAILING; "": not judged"""
     never_read: _builtins.bool
     """the group has read no topic here: `ready` is what one would get first"""
     def __init__(
@@ -1055,11 +1062,12 @@ class Lag(_message.Message):
         oldest_ready_ms: _builtins.int = ...,
         unknown_ages: _builtins.int = ...,
         delivered: _builtins.int = ...,
+        verdict: _builtins.str = ...,
         never_read: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "delivered", b"delivered", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "never_read", b"never_read", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "delivered", b"delivered", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "never_read", b"never_read", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -245,7 +245,10 @@ class ReceiveMessage:
         rpc.send_request(self._brokers.port(name), Kind.POP, encode_pop(pop), timeout_ms, then)
 
     def _answered(self, rpc: Rpc, pop: PopRequest, name: str, answer: Answer) -> None:
-        self._end(rpc, pop, [(name, _popped(answer))])
+        popped = _popped(answer)
+        if isinstance(popped, PopReply) and popped.first_look:
+            rpc.metrics.short_polling_hits += 1
+        self._end(rpc, pop, [(name, popped)])
 
     def _poll(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
         """Wait at every broker group that has a master, or at one while many wait."""

@@ -8,20 +8,21 @@ was stored does not change, so any sample in which the same head has a time fill
 that no sample has is unknown: it is never 0, and a queue that it could make worse is not OK.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from pyspark.sql import functions as F
 
+from popmq.common.metric_table.verdicts import VerdictRules
 from popmq.common.topics import DLQ_PREFIX, INTERNAL_PREFIXES
 
 DataFrame = Any
 Column = Any
 
 # Worst last.
-STATUSES = ("OK", "UNKNOWN", "REWIND", "WARN", "STALLED", "STOPPED")
+STATUSES = ("OK", "UNKNOWN", "REWIND", "WARN", "STALLED", "STOPPED", "FAILING")
 PAIR = ("group", "topic")
 QUEUE = ("broker", "group", "topic", "read_topic", "queue")
 SAMPLE = ("broker", "epoch", "sample")
@@ -36,6 +37,7 @@ class LagRules:
     least: int = 5  # with fewer it is UNKNOWN
     allowed: int = 100  # messages of lag in a queue that are well
     allowed_ms: int = 60_000  # age of its oldest ready message that is well
+    verdict: VerdictRules = field(default_factory=VerdictRules)  # FAILING, as brokers judge it
 
 
 def plan_groups(
@@ -63,12 +65,8 @@ def plan_groups(
     return (
         totals.join(rates, list(PAIR), "left")
         .join(pending, "topic", "left")
-        .withColumn(
-            "eta_s",
-            F.when(F.col("lag") <= 0, F.lit(0.0)).when(
-                F.col("ack_rate") > _GROWING * F.col("in_rate"), F.try_divide("lag", gain)
-            ),
-        )
+        .withColumn("level", _with_failures(rules.verdict))
+        .withColumn("eta_s", F.when(F.col("acked") > 0, _eta(gain)))
         .withColumn("status", _word(F.col("level")))
         .select(
             *PAIR,
@@ -204,20 +202,45 @@ def _rates(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
         F.sum(came).alias("came"),
         F.sum("delivered").alias("delivered"),
         F.sum("acked").alias("acked"),
+        F.sum("in_flight").alias("held"),
         F.max("wall_ms").alias("wall_ms"),
     )
     spans = sums.groupBy("broker", "epoch", *PAIR).agg(
         *(
             (F.max_by(name, "sample") - F.min_by(name, "sample")).alias(name)
-            for name in ("came", "delivered", "acked")
+            for name in ("came", "delivered", "acked", "held")
         ),
         ((F.max("wall_ms") - F.min("wall_ms")) / 1_000).alias("seconds"),
     )
     names = {"came": "in_rate", "delivered": "pop_rate", "acked": "ack_rate"}
     by_broker = spans.groupBy("broker", *PAIR).agg(
-        *(F.try_divide(F.sum(name), F.sum("seconds")).alias(rate) for name, rate in names.items())
+        *(F.try_divide(F.sum(name), F.sum("seconds")).alias(rate) for name, rate in names.items()),
+        F.sum("acked").alias("acked"),
+        # A delivery that is not in flight any more was acked, came back or became a dead letter.
+        F.sum(F.col("delivered") - F.col("held")).alias("ended"),
     )
-    return by_broker.groupBy(*PAIR).agg(*(F.sum(rate).alias(rate) for rate in names.values()))
+    return by_broker.groupBy(*PAIR).agg(
+        *(F.sum(name).alias(name) for name in (*names.values(), "acked", "ended"))
+    )
+
+
+def fails(acked: Column, ended: Column, rules: VerdictRules) -> Column:
+    """Whether a group is FAILING, as `verdict_of` says it; of unknown counts it is not."""
+    bad = ended - acked
+    too_many = (bad >= rules.failing_least) & (100 * bad >= rules.failing_percent * ended)
+    return F.coalesce(too_many, F.lit(False))
+
+
+def _with_failures(rules: VerdictRules) -> Column:
+    """FAILING before all others."""
+    failing = F.when(fails(F.col("acked"), F.col("ended"), rules), STATUSES.index("FAILING"))
+    return F.coalesce(failing, F.col("level"))
+
+
+def _eta(gain: Column) -> Column:
+    """Seconds until the lag is nothing, of a group that acks; NULL: it does not shrink."""
+    shrinks = F.col("ack_rate") > _GROWING * F.col("in_rate")
+    return F.when(F.col("lag") <= 0, F.lit(0.0)).when(shrinks, F.try_divide("lag", gain))
 
 
 def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:

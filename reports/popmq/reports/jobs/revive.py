@@ -9,12 +9,13 @@ later reset of the group's offset.  Deliveries of a topic or to a group that is 
 record.  They count for nothing: the newest sample says which topics groups read (`plan_places`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import functions as F
 
-from popmq.reports.jobs.lag import newest
+from popmq.common.metric_table.verdicts import VerdictRules
+from popmq.reports.jobs.lag import fails, newest
 
 DataFrame = Any
 Column = Any
@@ -39,6 +40,7 @@ class ReviveRules:
 
     now_log_ms: dict[str, int]
     since_log_ms: dict[str, int]
+    verdict: VerdictRules = field(default_factory=VerdictRules)
     silent_ms: int = 60_000  # a consumer that holds messages and acked none for longer is stuck
 
 
@@ -170,17 +172,25 @@ def plan_groups(
         .withColumn("delivered", F.col("delivered") - F.col("undone"))
         .withColumn("retry_rate", F.try_divide("retried", "seconds"))
         .withColumn("retry_ratio", F.try_divide("retried", "delivered"))
+        .withColumn("status", _status(rules))
         .select(
             *PAIR,
-            *("delivered", *COUNTS.values(), "reset", "in_flight", "changed"),
+            *("status", "delivered", *COUNTS.values(), "reset", "in_flight", "changed"),
             *("retry_rate", "retry_ratio"),
             *_apart("ack_ms"),
             "ack_max_ms",
             *_apart("revive_late_ms"),
             "revive_late_max_ms",
         )
-        .orderBy(F.desc("retried"), F.desc("dead_lettered"), *PAIR)
+        .orderBy(F.col("status") == "OK", F.desc("retried"), F.desc("dead_lettered"), *PAIR)
     )
+
+
+def _status(rules: ReviveRules) -> Column:
+    """FAILING or OK, of all that the report counts: what came back is retried or returned."""
+    ended = F.col("acked") + F.col("retried") + F.col("returned") + F.col("dead_lettered")
+    failing = fails(F.col("acked"), ended, rules.verdict)
+    return F.when(failing, F.lit("FAILING")).otherwise(F.lit("OK"))
 
 
 def plan_attempts(revive: DataFrame, rules: ReviveRules) -> DataFrame:

@@ -47,7 +47,6 @@ _GAUGES: dict[tuple[str, str], dict[str, tuple[str, int]]] = {
         "late_max_ms": ("late_max_seconds", 1_000),
     },
 }
-_STATUS = "status"
 
 
 def exposition(report: Report) -> str:
@@ -58,8 +57,10 @@ def exposition(report: Report) -> str:
         for column, (name, divisor) in gauges.items():
             if column in table.columns:
                 lines += _gauge(name, [(row, row[column]) for row in table.rows], divisor)
-        if _STATUS in table.columns and table.name == "groups":
-            lines += _gauge("group_ok", [(row, int(row[_STATUS] == "OK")) for row in table.rows], 1)
+        if report.name == "lag" and table.name == "groups":
+            lines += _gauge(
+                "group_ok", [(row, int(row["status"] == "OK")) for row in table.rows], 1
+            )
     stamp = f"{report.name}_timestamp_seconds"
     lines += [f"# TYPE {PREFIX}{stamp} gauge", f"{PREFIX}{stamp} {report.made_ms / 1_000:.3f}"]
     lines += _gauge(f"{report.name}_complete", [({}, int(not report.incomplete))], 1)

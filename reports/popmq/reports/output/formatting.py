@@ -7,7 +7,10 @@ from typing import Any
 NONE = "-"
 UNKNOWN = "unknown"
 # Status words go with a symbol, so that colour is never all that tells.
-SYMBOLS = {"OK": "✓", "WARN": "▲", "STALLED": "✖", "STOPPED": "■", "REWIND": "↶", "UNKNOWN": "?"}
+SYMBOLS = {
+    **{"OK": "✓", "WARN": "▲", "STALLED": "✖", "STOPPED": "■", "FAILING": "✖", "REWIND": "↶"},
+    "UNKNOWN": "?",
+}
 _HEADS = {
     "in_rate": "in /s",
     "pop_rate": "delivered /s",
@@ -48,7 +51,7 @@ def cell(column: str, value: Any) -> str:
     """One value; what is unknown is a dash and never a number."""
     if value is None:
         if column == "eta_s":
-            return "never"
+            return "not draining"
         return "later" if column == "within_s" else NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
