@@ -44,6 +44,7 @@ NEEDED = (
 API_ONLY = ("etcd", "kube-apiserver", "kubectl")
 START_S = 120.0
 LOCAL = "127.0.0.1"
+OWNER = "owner"  # a user that has hardly any rights
 USERS = {
     "admin": "system:masters",
     "system:kube-controller-manager": "",
@@ -141,15 +142,29 @@ class ControlPlane:
         self.wait_for_definitions()
 
     def wait_for_definitions(self) -> None:
-        """Until kinds are served, and known to admission, which looks for new ones every 10 s."""
+        """Until kinds are served, and known to admission, which looks for new ones every 10 s and
+        asks of users that may not do everything."""
         self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        kinds = {"BrokerCluster": "brokerclusters", "LagReport": "lagreports", "User": "users"}
+        finalizers = ",".join(f"{plural}.popmq.io/finalizers" for plural in kinds.values())
+        for name, verb, resources in (
+            ("owner-maker", "create", "configmaps"),
+            ("owner-namer", "update", finalizers),
+        ):
+            rights = ("create", "clusterrole", name, f"--verb={verb}", f"--resource={resources}")
+            self.kubectl(*rights, ok=False)  # it may be there from a time before
+            bound = (f"--clusterrole={name}", f"--user={OWNER}")
+            self.kubectl("create", "clusterrolebinding", name, *bound, ok=False)
         owner = {"apiVersion": "popmq.io/v1beta1", "name": "demo", "uid": "demo"}
-        for kind in ("BrokerCluster", "LagReport", "User"):
+        for kind in kinds:
             owners = [{**owner, "kind": kind, "blockOwnerDeletion": True}]
             metadata = {"name": "owned", "namespace": "default", "ownerReferences": owners}
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
             path = "/api/v1/namespaces/default/configmaps?dryRun=All"
-            self.wait(kind, lambda path=path, body=body: self._ask("POST", path, body) is not None)
+            self.wait(
+                kind,
+                lambda path=path, body=body: self._ask("POST", path, body, user=OWNER) is not None,
+            )
 
     def stop(self) -> None:
         # The in-tree provisioner makes its volumes in /tmp, and forgets them when it is killed.
@@ -224,7 +239,9 @@ class ControlPlane:
             assert time.monotonic() < until, f"{what}: not within {limit_s:g} s"
             time.sleep(0.1)
 
-    def _ask(self, method: str, path: str, body: object = None, *, raw: bool = False) -> Any:
+    def _ask(
+        self, method: str, path: str, body: object = None, *, raw: bool = False, user: str = ""
+    ) -> Any:
         request = urllib.request.Request(
             self.url + path,
             method=method,
@@ -232,6 +249,7 @@ class ControlPlane:
             headers={
                 "Authorization": f"Bearer {self.tokens['admin']}",
                 "Content-Type": MERGE if method == "PATCH" else "application/json",
+                **({"Impersonate-User": user} if user else {}),
             },
         )
         try:
