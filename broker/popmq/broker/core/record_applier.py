@@ -93,9 +93,11 @@ class RecordApplier:
                 start = EpochStart.decode(record.data[HEADER_SIZE:])
                 self._table.start_epoch(record.header.epoch, start.unanswered_from_ms)
             case RecordKind.SNAPSHOT_MARK:
-                self._timers.apply_classified(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
+                self._timers.apply_classified(
+                    SnapshotMark.decode(record.data[HEADER_SIZE:]).classified
+                )
             case RecordKind.LOG_START:
-                self._timers.apply_classified(LogStart.decode(record.data[HEADER_SIZE:]).judged)
+                self._timers.apply_classified(LogStart.decode(record.data[HEADER_SIZE:]).classified)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 
@@ -136,7 +138,7 @@ class RecordApplier:
             case TimerRecount() as recount:
                 self._timers.state.apply_recount(recount)
             case TimerMigrationBatch() as departure:
-                self._timers.apply_classified(departure.judged)
+                self._timers.apply_classified(departure.classified)
                 self._departures.apply_departure(departure, record.header.end)
             case TimerMigrationDone() as settled:
                 self._departures.apply_settled(settled)
