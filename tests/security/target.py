@@ -189,7 +189,7 @@ def attacking(target: Target) -> Iterator[Attack]:
 
 def _slow_probes(took_s: list[float]) -> bool:
     """Whether so many in a row were slow that a pod would be restarted."""
-    slow = [one > LIVEZ_S for one in took_s]
+    slow = [probe_s > LIVEZ_S for probe_s in took_s]
     return any(all(slow[at : at + SLOW_PROBES]) for at in range(len(slow) - SLOW_PROBES + 1))
 
 

@@ -255,14 +255,16 @@ def tables(member: Member) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["snapshot", "records"])
-@pytest.mark.parametrize("who", ["a", "b"])
-def test_a_batch_that_is_asked_for_again_after_a_start_is_stored_once(who: str, how: str) -> None:
+@pytest.mark.parametrize("crashed_side", ["a", "b"])
+def test_a_batch_that_is_asked_for_again_after_a_start_is_stored_once(
+    crashed_side: str, how: str
+) -> None:
     rig = MoveRig("a", "b")
     leaving(rig, 40)
-    rig[who].run_steps()
-    before = tables(rig[who])
-    restarted(rig[who], how)
-    assert tables(rig[who]) == before
+    rig[crashed_side].run_steps()
+    before = tables(rig[crashed_side])
+    restarted(rig[crashed_side], how)
+    assert tables(rig[crashed_side]) == before
     rig.move_all("a")
     assert rig["b"].pending == 40
     for member in (rig["a"], rig["b"]):
