@@ -121,8 +121,8 @@ class RecordApplier:
             self._table.moved.apply(body)
 
     def _apply_revive(self, record: ScannedRecord) -> None:
-        """One that nobody can read or believe harms what it speaks of: that is delivered again. It
-        stays in the log, where its position tells; all others count."""
+        """If a record is damaged, its messages are delivered again. It stays in the log at its
+        position; all others count."""
         try:
             revive = decode_revive(record.data[HEADER_SIZE:])
             self._table.apply(revive, record.header.log_ms)

@@ -1,6 +1,6 @@
 """Records by which replicas stay equal: none of them belongs to a queue (big-endian).
 
-    SNAPSHOT_MARK  0 classified u64                   the master begins a snapshot behind this record
+    SNAPSHOT_MARK  0 classified u64                   the master begins a snapshot after this record
     STATE_HASH     0 position u64 | 8 hash 16 bytes   of the master's snapshot of that position
     LOG_START      0 position u64 | 8 classified u64  the master deletes what lies below
 

@@ -67,7 +67,7 @@ class MetadataCache:
         ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=name.startswith("%"))
 
     def known_topic(self, name: str) -> TopicConfig | None:
-        """What `topic` would tell at once; None if it has to ask, or to think."""
+        """The cached topic, or None if a request is needed."""
         return self._topics.known(name, self._clock.boot_ms())
 
     def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
