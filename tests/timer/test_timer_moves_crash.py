@@ -40,7 +40,7 @@ def _move(rig: MoveRig) -> None:
     for _ in range(400):
         rig.clock.advance(100)
         rig.step()
-        if not rig["a"].pending and not rig["a"].broker.timers.departures.is_under_way:
+        if not rig["a"].pending and not rig["a"].broker.timers.outgoing_timers.is_under_way:
             return
     raise AssertionError(f"still there: {rig['a'].drain(look=True)}")
 

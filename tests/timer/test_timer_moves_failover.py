@@ -38,7 +38,7 @@ def state(member: Member) -> list[bytes]:
     timers = member.broker.timers
     return [
         piece
-        for departure in (timers.departures, timers.arrivals)
+        for departure in (timers.outgoing_timers, timers.incoming_timers)
         for piece, _ in departure.begin_snapshot()
     ]
 

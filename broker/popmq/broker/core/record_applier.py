@@ -59,8 +59,8 @@ class RecordApplier:
         self._table = deliveries.table
         self._redriven = deliveries.redriven
         self._timers = timers.service
-        self._departures = timers.departures
-        self._arrivals = timers.arrivals
+        self._departures = timers.outgoing_timers
+        self._arrivals = timers.incoming_timers
         self._receipts = receipts
         self._transactions = transactions
         self.left_out = 0  # intact records that say nothing known
