@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
@@ -19,8 +19,7 @@ CALL_MS = 60_000
 class Broker:
     """A `popmq broker` in a process of its own, and what can be asked about it from outside."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        """`settings`: more of them, by their names in the environment."""
+    def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
         self.address = f"unix:{self.data}/frames.sock"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
@@ -28,7 +27,6 @@ class Broker:
             "POPMQ_BROKER_DATA": str(self.data),
             "POPMQ_BROKER_LISTEN": "127.0.0.1:0",
             "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
-            **(settings or {}),
         }
         with (folder / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -48,10 +46,6 @@ class Broker:
         self._metrics = next(word for word in ready.split() if word.startswith("http"))
         self._metrics = self._metrics.rstrip(",")
 
-    @property
-    def metrics_url(self) -> str:
-        return self._metrics
-
     def metric(self, name: str) -> float:
         with urlopen(self._metrics, timeout=10) as reply:
             lines: list[str] = reply.read().decode().splitlines()
@@ -60,27 +54,6 @@ class Broker:
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def flushes(self) -> tuple[float, float]:
-        """How many group commits there were, and the seconds they took."""
-        return (
-            self.metric("popmq_store_flushes_total"),
-            self.metric("popmq_store_flush_seconds_sum"),
-        )
-
-    def disk_mb(self) -> int:
-        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("read_bytes"))) >> 20
-
-    def anonymous_bytes(self) -> int:
-        """Memory that is no page of a file."""
-        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("Anonymous:"))) << 10
-
-    def kill(self) -> None:
-        """SIGKILL; another Broker may then start in the same folder."""
-        self._process.kill()
-        self.stop()
 
     def stop(self) -> None:
         self._process.terminate()

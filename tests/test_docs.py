@@ -313,9 +313,9 @@ def texts_by_code() -> dict[str, list[re.Pattern[str]]]:
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 parts = list(ast.walk(function))
-                found = [text for part in parts if (text := template(part))]
+                templates = [text for part in parts if (text := template(part))]
                 for name in {code for part in parts if (code := code_of(part, codes))}:
-                    texts[name] += found
+                    texts[name] += templates
     return texts
 
 

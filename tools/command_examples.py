@@ -23,9 +23,9 @@ def commands_below(name: str, command: click.Command) -> Iterator[tuple[str, cli
     if isinstance(command, click.Group):
         context = click.Context(command)
         for below in command.list_commands(context):
-            found = command.get_command(context, below)
-            assert found is not None
-            yield from commands_below(f"{name} {below}", found)
+            subcommand = command.get_command(context, below)
+            assert subcommand is not None
+            yield from commands_below(f"{name} {below}", subcommand)
 
 
 def examples() -> Iterator[str]:

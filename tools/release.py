@@ -57,9 +57,9 @@ def complaints(root: Path, version: str) -> Iterator[str]:
         "charts/popmq/Chart.yaml (appVersion)": chart["appVersion"],
         "docker-bake.json (TAG)": images["variable"]["TAG"]["default"],
     }
-    for place, found in written.items():
-        if found != version:
-            yield f"{place} has version {found}, and the tag v{version}"
+    for place, written_version in written.items():
+        if written_version != version:
+            yield f"{place} has version {written_version}, and the tag v{version}"
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     if f"\n## [{version}]" not in changes:
         yield f"CHANGELOG.md has no section [{version}]"

@@ -1,19 +1,13 @@
-"""A popmq for the loads, and a server whose every byte the test writes; bench/ can be imported."""
+"""A popmq for the loads, and a server whose every byte the test writes."""
 
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from popmq.cli.load.reactor import Reactor
 from popmq.testing.running_broker import RunningBroker
-
-_ROOT = str(Path(__file__).parents[2])
-if _ROOT not in sys.path:
-    sys.path.insert(0, _ROOT)
 
 
 @pytest.fixture(params=["grpcio", "lean"])

@@ -57,13 +57,13 @@ def test_every_proxy_is_offered_a_request_and_the_first_answer_ends_it() -> None
     owner.wait("p1")
     owner.wait("p2")
     owner.ask()
-    ((one,), (two,)) = owner.requests["p1"], owner.requests["p2"]
-    assert one == two == ClientRequest(one.number, "c", b"x")
-    owner.wait("p1", Outcome(one.number, None))
+    ((first,), (second,)) = owner.requests["p1"], owner.requests["p2"]
+    assert first == second == ClientRequest(first.number, "c", b"x")
+    owner.wait("p1", Outcome(first.number, None))
     assert owner.outcomes == []
-    owner.wait("p2", Outcome(one.number, b"yes"), wait_ms=0)
+    owner.wait("p2", Outcome(first.number, b"yes"), wait_ms=0)
     assert owner.outcomes == [b"yes"]
-    owner.wait("p1", Outcome(one.number, b"again"))  # nobody waits for it any more
+    owner.wait("p1", Outcome(first.number, b"again"))  # nobody waits for it any more
     assert owner.outcomes == [b"yes"]
 
 

@@ -28,9 +28,9 @@ class Owner:
         self._number += 1
         number = self._number
 
-        def answer(found: MemberList) -> None:
+        def answer(member_list: MemberList) -> None:
             assert number not in self.answers
-            self.answers[number] = found
+            self.answers[number] = member_list
 
         self.table.ask(
             number,
@@ -166,7 +166,7 @@ def test_the_last_answer_of_each_proxy_has_the_members_of_all(_: int) -> None:
             held[proxy] = owner.wait(proxy, owner.answers[number].version)
     owner.pass_ms(WAIT_MS)
     for proxy, number in held.items():
-        found = owner.answers[number].groups
+        member_list = owner.answers[number].groups
         for group in lists[proxy]:
-            everyone = {one for known in lists.values() for one in known.get(group, ())}
-            assert found[group] == sorted(everyone)
+            everyone = {member for known in lists.values() for member in known.get(group, ())}
+            assert member_list[group] == sorted(everyone)

@@ -96,8 +96,8 @@ def test_a_deleted_segment_is_not_synced_and_its_file_is_closed(tmp_path: Path) 
 def test_an_idle_file_is_closed_where_the_system_has_no_descriptor_left(tmp_path: Path) -> None:
     pool = OpenFiles(100)
     idle = segments(tmp_path, 3, pool)
-    for one in idle:
-        one.write(0, [b"x"])
+    for segment in idle:
+        segment.write(0, [b"x"])
     tries = []
 
     def open_file() -> DiskFile:

@@ -86,5 +86,5 @@ def test_no_queue_has_two_holders_over_changes_of_the_master() -> None:
             trusts[queue][client] = now_ms + TRUST_MS
         leases.step(now_ms)
         for queue in trusts:
-            holders = [one for one, until_ms in trusts[queue].items() if now_ms < until_ms]
+            holders = [holder for holder, until_ms in trusts[queue].items() if now_ms < until_ms]
             assert len(holders) <= 1, (queue, holders, now_ms)

@@ -81,14 +81,14 @@ def shown(part: ast.expr) -> str:
 @cache
 def advices() -> list[str]:
     files = [*product_files(), *ROOT.glob("*/popmq/**/*.toml")]
-    found = {
+    commands = {
         (match[1] or match[2]).strip()
         for path in files
         if "popmq " in path.read_text(encoding="utf-8")
         for text in texts(path)
         for match in _ADVICE.finditer(text)
     }
-    return sorted(found)
+    return sorted(commands)
 
 
 def filled(advice: str) -> list[str]:

@@ -104,7 +104,7 @@ def test_signatures_that_are_remembered_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("handle", "said"),
+    ("handle", "message"),
     [
         (b"", "0 bytes, which no popmq handle has"),
         (b"####", "not base64|bytes, which no popmq handle has"),
@@ -114,10 +114,10 @@ def test_signatures_that_are_remembered_are_bounded() -> None:
     ],
     ids=["empty", "no alphabet", "no length", "cut", "version"],
 )
-def test_what_is_no_handle_is_told_apart(handle: bytes, said: str) -> None:
-    with pytest.raises(InvalidReceiptHandle, match=said):
+def test_what_is_no_handle_is_told_apart(handle: bytes, message: str) -> None:
+    with pytest.raises(InvalidReceiptHandle, match=message):
         ReceiptReader().decode(handle, KEYS)
-    with pytest.raises(InvalidReceiptHandle, match=said):
+    with pytest.raises(InvalidReceiptHandle, match=message):
         broker_of(handle)
 
 

@@ -249,7 +249,7 @@ def test_pages_are_accessible_and_fit_both_widths_in_both_themes(
 ) -> None:
     """No serious finding of axe's rules; the policy of the pages would stop axe, too."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = []
+    findings = []
     for theme, width in (("light", 1280), ("dark", 390)):
         context = chromium.new_context(
             base_url=up.url,
@@ -261,13 +261,13 @@ def test_pages_are_accessible_and_fit_both_widths_in_both_themes(
         for path in PAGES:
             page.goto(path)
             if page.evaluate("document.documentElement.scrollWidth - innerWidth") > 0:
-                found.append(f"{path} at {width}: wider than its window")
+                findings.append(f"{path} at {width}: wider than its window")
             for violation in axe.run(page).response["violations"]:
                 if violation["impact"] in ("serious", "critical"):
                     nodes = [node["html"][:120] for node in violation["nodes"][:2]]
-                    found.append(f"{path} {theme}: {violation['id']} {nodes}")
+                    findings.append(f"{path} {theme}: {violation['id']} {nodes}")
         context.close()
-    assert found == []
+    assert findings == []
 
 
 def test_a_keyboard_alone_reaches_the_content_and_the_pages(page: Any) -> None:

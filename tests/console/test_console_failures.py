@@ -102,7 +102,7 @@ def test_no_page_is_wrong_for_more_than_five_seconds_without_saying_so(
         until(lambda: len(producer.stored), lambda count: count > 2)
         topic.goto("/topics/steady")
         cluster.goto("/cluster")
-        dead, dead_since_s, found = "", 0.0, []
+        dead, dead_since_s, lies = "", 0.0, []
 
         def look(*, until_s: float) -> None:
             """What both pages show, again and again."""
@@ -110,10 +110,10 @@ def test_no_page_is_wrong_for_more_than_five_seconds_without_saying_so(
                 now_s, shown = time.monotonic(), topic.evaluate(SHOWN)
                 numbers = {int(words.split()[1]) for words in shown["numbers"] if "number" in words}
                 if not shown["says"] and producer.due(now_s) > max(numbers, default=-1):
-                    found.append(f"number {producer.due(now_s)} is not among {sorted(numbers)}")
+                    lies.append(f"number {producer.due(now_s)} is not among {sorted(numbers)}")
                 shown = cluster.evaluate(SHOWN)
                 if not shown["says"] and dead in shown["leads"] and now_s > dead_since_s + 5:
-                    found.append(f"{dead} leads on the page, {now_s - dead_since_s:.1f} s dead")
+                    lies.append(f"{dead} leads on the page, {now_s - dead_since_s:.1f} s dead")
                 topic.wait_for_timeout(100)
 
         look(until_s=time.monotonic() + 3)
@@ -129,7 +129,7 @@ def test_no_page_is_wrong_for_more_than_five_seconds_without_saying_so(
             for page in (topic, cluster):
                 page.wait_for_function(f"() => !({SHOWN})().says", timeout=30_000)
     context.close()
-    assert found == []
+    assert lies == []
 
 
 def test_a_form_that_is_repeated_while_the_proxy_is_killed_sends_one_message(

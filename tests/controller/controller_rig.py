@@ -41,7 +41,7 @@ class Broker:
     draining: bool = False
     changes: int = 0
     timers: pb.TimerCheckPoint | None = None
-    told: pb.GroupState = field(default_factory=pb.GroupState)
+    reply: pb.GroupState = field(default_factory=pb.GroupState)
 
     def __post_init__(self) -> None:
         self.store_id = self.store_id or f"store-{self.node}"
@@ -72,7 +72,7 @@ class Broker:
 
     def obey(self, state: pb.GroupState) -> None:
         """Take a newer epoch with the role that it has for us (R7)."""
-        self.told = state
+        self.reply = state
         record = state.record
         if self.obeys and record.epoch > self.epoch:
             self.epoch = record.epoch

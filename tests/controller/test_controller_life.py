@@ -410,7 +410,7 @@ def test_the_newest_timer_check_point_is_told_to_all_with_its_age() -> None:
     rig.broker("node-a").up = False
     rig.clock.advance(300)
     rig.beat()
-    check_point = rig.broker("node-c").told.timer_check_point
+    check_point = rig.broker("node-c").reply.timer_check_point
     assert (check_point.last_read_ms, check_point.master_timer_queue_offset) == (5_000, 40)
     assert check_point.age_ms == 400
 
@@ -421,7 +421,7 @@ def test_a_check_point_of_a_later_epoch_is_newer_whatever_its_offset() -> None:
     rig.broker("node-b").timers = pb.TimerCheckPoint(epoch=2, master_timer_queue_offset=38)
     rig.beat()
     rig.beat()
-    assert rig.broker("node-c").told.timer_check_point.epoch == 2
+    assert rig.broker("node-c").reply.timer_check_point.epoch == 2
 
 
 # -- routes

@@ -101,7 +101,7 @@ def settings(folder: Path) -> Settings:
 async def beat(port: FramePort, broker: Broker) -> pb.GroupState:
     body = await call(port, Kind.REGISTER, broker.heartbeat(), 5_000)
     broker.obey(pb.RegisterReply.FromString(body).state)
-    return broker.told
+    return broker.reply
 
 
 async def test_over_frames_and_files_two_controllers_make_one_master_and_then_the_next(

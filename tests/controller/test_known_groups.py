@@ -60,13 +60,13 @@ def test_a_restarted_controller_names_the_groups_that_have_not_registered_yet() 
     for absent in ("b", "c"):
         rig.broker(absent).up = False
     rig.run(2 * HEARTBEAT_MS)
-    told = routes(rig.controllers[0])
-    assert (told.owner, list(told.absent)) == ("a", ["b", "c"])
+    before = routes(rig.controllers[0])
+    assert (before.owner, list(before.absent)) == ("a", ["b", "c"])
     rig.broker("c").up = True
     rig.run(HEARTBEAT_MS)
     again = routes(rig.controllers[0])
     assert list(again.absent) == ["b"]
-    assert again.version > told.version
+    assert again.version > before.version
 
 
 def test_a_group_without_a_master_is_absent_though_its_slaves_are_heard() -> None:

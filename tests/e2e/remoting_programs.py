@@ -113,25 +113,25 @@ def texts(events: list[Event]) -> list[str]:
 def check_that_two_share_the_queues(
     cluster: Cluster,
     topic: str,
-    one: ConsumerProgram,
+    program: ConsumerProgram,
     two: ConsumerProgram,
     while_both: Callable[[], None] = lambda: None,
 ) -> None:
     """And the first of them takes all, when the second has left."""
-    with one:
+    with program:
         with two:
-            one.wait_started()
+            program.wait_started()
             two.wait_started()
             sent, deadline_s = 0, time.monotonic() + RUN_S
-            while not (one.got() and two.got()):  # each has some of the queues
+            while not (program.got() and two.got()):  # each has some of the queues
                 # An orderly consumer asks for its locks again every 20 s.
                 assert time.monotonic() < deadline_s, f"one has all messages of {sent}"
                 send(cluster, topic, 40)
                 sent += 40
-            two.wait(lambda _: len(ids(one, two)) == sent, "all messages")
+            two.wait(lambda _: len(ids(program, two)) == sent, "all messages")
             while_both()
         send(cluster, topic, 40)
-        one.wait(lambda _: len(ids(one, two)) == sent + 40, "the messages of all queues")
+        program.wait(lambda _: len(ids(program, two)) == sent + 40, "the messages of all queues")
 
 
 def check_order(*consumers: ConsumerProgram) -> None:

@@ -26,15 +26,15 @@ def topics(role: Role) -> str:
 
 def test_two_ups_are_administered_apart_also_after_kill_nine(tmp_path: Path) -> None:
     with (
-        up(tmp_path / "one", port=free_port()) as one,
+        up(tmp_path / "one", port=free_port()) as first,
         up(tmp_path / "two", "--admin-port", "0") as two,
     ):
-        run_command(one.ready.endpoint, one.folder, "topic", "create", "of-one")
+        run_command(first.ready.endpoint, first.folder, "topic", "create", "of-one")
         run_command(two.ready.endpoint, two.folder, "topic", "create", "of-two")
-        one.kill9()
-        one.restart()
-        assert "of-one" in topics(one)
-        assert "of-two" not in topics(one)
+        first.kill9()
+        first.restart()
+        assert "of-one" in topics(first)
+        assert "of-two" not in topics(first)
         assert "of-two" in topics(two)
         assert two.ready.admin.startswith(f"{LOCAL}:")
         port = int(two.ready.admin.rpartition(":")[2])
@@ -53,12 +53,12 @@ def test_a_proxy_alone_takes_an_address_for_its_admin_port(tmp_path: Path) -> No
     where = f"unix:{tmp_path}/admin.sock"
     arguments = ["proxy", "--admin-listen", where]
     with Role("proxy", arguments, folder=tmp_path, settings=settings) as proxy:
-        told = run_command(
+        output = run_command(
             f"{LOCAL}:{free_port()}",
             proxy.folder,
             *("config", "--admin-endpoint", where, "-o", "json"),
         )
-        assert f'"{where}"' in told
+        assert f'"{where}"' in output
 
 
 def test_proxies_and_tools_of_before_and_of_now_go_together(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_no_planted_secret_is_found_where_none_may_be(tmp_path: Path) -> None:
     # The search finds what is there.
     assert canaries.found_in(credentials.read_bytes()) == ["the first user's secret"]
     assert canaries.found_in(base64.b64encode(bytes.fromhex(sealing))) == ["the sealing key"]
-    leaks = {name: found for name, text in seen.items() if (found := canaries.found_in(text))}
+    leaks = {name: canary for name, text in seen.items() if (canary := canaries.found_in(text))}
     size = sum(map(len, seen.values()))
     print(f"\n{len(canaries.secrets)} secrets in {len(seen)} places, {size >> 20} MiB: {leaks}")
     assert leaks == {}

@@ -84,8 +84,8 @@ def test_consumers_may_start_first_and_a_deleted_topic_stays_deleted(
                 took_ms = round(1_000 * (time.monotonic() - began_s))
                 rows.append((f"portion {portion}: {name} consumer", f"all, {took_ms} ms"))
             if portion == 1:
-                told = up.popmq("topic", "delete", "orders", "--yes")
-                assert "connected clients that use it: " in told
+                output = up.popmq("topic", "delete", "orders", "--yes")
+                assert "connected clients that use it: " in output
                 time.sleep(ROUTES_S)
                 assert "orders" not in up.popmq("topic", "list")
                 rows.append((f"deleted, after {ROUTES_S} s", "still deleted"))

@@ -75,16 +75,16 @@ def test_two_consumers_share_the_queues_and_one_that_is_left_takes_them_all(
     cluster: Cluster,
 ) -> None:
     options = "push", "go-sharers", "go-shared", "*"
-    one, two = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
-    check_that_two_share_the_queues(cluster, "go-shared", one, two)
-    assert {event["broker"] for event in one.got()} == {"broker-a", "broker-b"}
+    first, second = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
+    check_that_two_share_the_queues(cluster, "go-shared", first, second)
+    assert {event["broker"] for event in first.got()} == {"broker-a", "broker-b"}
 
 
 def test_orderly_consumers_process_each_queue_in_order_and_alone(cluster: Cluster) -> None:
     options = "orderly", "go-orderlies", "go-ordered", "*"
-    one, two = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
-    check_that_two_share_the_queues(cluster, "go-ordered", one, two)
-    check_order(one, two)
+    first, second = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
+    check_that_two_share_the_queues(cluster, "go-ordered", first, second)
+    check_order(first, second)
 
 
 def test_a_message_that_failed_comes_again_and_becomes_a_dead_letter(cluster: Cluster) -> None:

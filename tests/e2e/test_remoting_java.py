@@ -85,16 +85,16 @@ def test_two_consumers_share_the_queues_and_one_that_is_left_takes_them_all(
 ) -> None:
     topic, group = f"shared-{version[0]}", f"sharers-{version[0]}"
     options = version, "push", group, topic, "*"
-    one, two = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
+    first, second = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
     listed = partial(wait_listed, cluster, group, topic, *cluster.endpoints)
-    check_that_two_share_the_queues(cluster, topic, one, two, listed)
+    check_that_two_share_the_queues(cluster, topic, first, second, listed)
 
 
 def test_orderly_consumers_process_each_queue_in_order_and_alone(cluster: Cluster) -> None:
     options = "5.3.3", "orderly", "orderlies", "ordered", "*"
-    one, two = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
-    check_that_two_share_the_queues(cluster, "ordered", one, two)
-    check_order(one, two)
+    first, second = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
+    check_that_two_share_the_queues(cluster, "ordered", first, second)
+    check_order(first, second)
 
 
 def test_a_consumer_gets_the_messages_that_its_filter_accepts_and_failed_ones_again(
@@ -106,8 +106,10 @@ def test_a_consumer_gets_the_messages_that_its_filter_accepts_and_failed_ones_ag
     address = cluster.endpoints[0]
     with consumer(address, "5.3.3", "push", "filterers", "filtered", "red", "1") as program:
         program.wait(lambda got: len(got) >= 3, "the failed message again")
-        found = sorted((event["body"], event["times"], event["topic"]) for event in program.got())
-        assert found == [
+        received = sorted(
+            (event["body"], event["times"], event["topic"]) for event in program.got()
+        )
+        assert received == [
             ("bad one", "0", "filtered"),
             ("bad one", "1", "filtered"),
             ("good one", "0", "filtered"),
@@ -133,10 +135,10 @@ def test_every_broadcasting_consumer_gets_every_message(cluster: Cluster, tmp_pa
     address = cluster.endpoints[0]
     own = f"-Drocketmq.client.localOffsetStoreDir={tmp_path}"  # else in the home directory
     cluster.popmq("send", "told", "before")
-    with consumer(address, "5.3.3", "broadcast", "listeners", "told", "*", option=own) as one:
-        one.wait(lambda got: texts(got) == ["before"], "what was there")
+    with consumer(address, "5.3.3", "broadcast", "listeners", "told", "*", option=own) as first:
+        first.wait(lambda got: texts(got) == ["before"], "what was there")
         cluster.popmq("send", "told", "after")
-        one.wait(lambda got: texts(got) == ["after", "before"], "what came later")
+        first.wait(lambda got: texts(got) == ["after", "before"], "what came later")
 
 
 def test_a_lite_pull_consumer_seeks_reads_and_commits(cluster: Cluster) -> None:
@@ -250,15 +252,15 @@ def test_pop_consumers_get_every_message_once_and_failed_ones_again(
 ) -> None:
     topic, group = f"popped-{version[2]}", f"poppers-{version[2]}"
     options = version, "pop", group, topic, "red"
-    one, two = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
-    with one, two:
-        one.wait_started()
-        two.wait_started()
+    first, second = (consumer(endpoint, *options) for endpoint in cluster.endpoints)
+    with first, second:
+        first.wait_started()
+        second.wait_started()
         cluster.popmq("send", topic, "good", "--count", "40", "--tag", "red")
         cluster.popmq("send", topic, "bad", "--tag", "red")
         cluster.popmq("send", topic, "other", "--tag", "blue")
-        one.wait(lambda _: len(ids(one, two)) == 41, "all messages")
-        both = (one, two)
+        first.wait(lambda _: len(ids(first, second)) == 41, "all messages")
+        both = (first, second)
         deadline = time.monotonic() + RUN_S
         while "1" not in {event["times"] for program in both for event in program.got()}:
             assert time.monotonic() < deadline, "the failed message does not come again"

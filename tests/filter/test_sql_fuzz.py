@@ -70,18 +70,18 @@ expressions = given(trees, properties, st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 @expressions
 def test_a_filter_means_what_the_reference_says(
-    tree: reference.Tree, found: dict[str, str], rng: random.Random
+    tree: reference.Tree, properties: dict[str, str], rng: random.Random
 ) -> None:
-    means_what_the_reference_says(tree, found, rng)
+    means_what_the_reference_says(tree, properties, rng)
 
 
 @pytest.mark.more
 @settings(max_examples=1_500, deadline=None)
 @expressions
 def test_many_filters_mean_what_the_reference_says(
-    tree: reference.Tree, found: dict[str, str], rng: random.Random
+    tree: reference.Tree, properties: dict[str, str], rng: random.Random
 ) -> None:
-    means_what_the_reference_says(tree, found, rng)
+    means_what_the_reference_says(tree, properties, rng)
 
 
 def means_what_the_reference_says(

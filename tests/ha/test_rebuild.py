@@ -210,8 +210,8 @@ def test_both_snapshots_of_the_differing_position_outlive_the_rebuild() -> None:
     (position,) = wrong.disk.names("data/differing/own")
     assert wrong.disk.names("data/differing/master") == [position]
     own, masters = (
-        read_snapshot(wrong.disk, f"data/differing/{whose}/{position}")
-        for whose in ("own", "master")
+        read_snapshot(wrong.disk, f"data/differing/{origin}/{position}")
+        for origin in ("own", "master")
     )
     assert own is not None
     assert masters is not None

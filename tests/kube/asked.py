@@ -23,7 +23,7 @@ class Asked:
     name: str
     sub: str
     user: str = ""
-    said: bytes = b""
+    body: bytes = b""
 
     @property
     def writes(self) -> bool:

@@ -107,7 +107,7 @@ class FakeApi:
         if asked.verb == "watch":
             return await self._watch(request, asked)
         try:
-            body = json.loads(asked.said) if asked.said else {}
+            body = json.loads(asked.body) if asked.body else {}
             code, answer = self._answer(asked, request, body)
         except Refused as refusal:
             return refused(refusal.status, refusal.reason, refusal.message)

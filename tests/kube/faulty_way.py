@@ -116,7 +116,7 @@ def each_write_fails_twice(seen: dict[object, set[str]]) -> Fault:
             return ""
         # Keys are new at each attempt, and a status or an event tells of the attempt.
         new = asked.plural in ("secrets", "events") or asked.sub
-        answer = b"" if new else asked.said
+        answer = b"" if new else asked.body
         failed = seen.setdefault((asked.verb, asked.plural, asked.name, asked.sub, answer), set())
         for kind in ("conflict", "lost"):
             if kind not in failed:

@@ -50,7 +50,7 @@ class Running:
     address: str
     process: subprocess.Popen[bytes]
     kill_at: float = 0.0
-    told: bool = False
+    reported: bool = False
 
 
 class ProcessNode(Kubelet):
@@ -112,8 +112,8 @@ class ProcessNode(Kubelet):
             elif running is None:
                 if self._is_complete(pod):
                     self._start(pod)
-            elif not running.told and running.process.poll() is not None:
-                running.told = self._tell_of(pod, running)
+            elif not running.reported and running.process.poll() is not None:
+                running.reported = self._tell_of(pod, running)
         self._name_services(list(ours.values()))
 
     def _start(self, pod: Object) -> None:

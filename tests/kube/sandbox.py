@@ -38,7 +38,7 @@ def read_dockerfile(path: Path) -> list[Stage]:
     """Instructions before the first FROM are left out."""
     stages: list[Stage] = []
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in (one.strip() for one in text.splitlines()):
+    for line in (stripped.strip() for stripped in text.splitlines()):
         if not line or line.startswith("#"):
             continue
         word, _, rest = line.partition(" ")

@@ -21,18 +21,18 @@ def _owners(world: World) -> set[str]:
     return {
         str(owner["uid"])
         for plural in KINDS
-        for one in world.api.all(plural, "apps")
-        for owner in one["metadata"].get("ownerReferences") or [nobody]
+        for item in world.api.all(plural, "apps")
+        for owner in item["metadata"].get("ownerReferences") or [nobody]
     }
 
 
 def _restored(world: World, owner: Object | None) -> Object:
     """All objects of the cluster are as they were, with `owner` or none; it has another uid."""
     for plural in KINDS:
-        for one in world.api.all(plural, "apps"):
+        for item in world.api.all(plural, "apps"):
             owners: list[Object] = [] if owner is None else [owner]
-            one["metadata"]["ownerReferences"] = owners
-            world.api.put(plural, one)
+            item["metadata"]["ownerReferences"] = owners
+            world.api.put(plural, item)
     new = world.api.get("brokerclusters", "apps", "demo")
     assert new is not None
     stored = world.api.objects["brokerclusters", "apps", "demo"]
@@ -41,7 +41,7 @@ def _restored(world: World, owner: Object | None) -> Object:
 
 
 def _data(world: World) -> dict[str, Any]:
-    return {one["metadata"]["name"]: one.get("data") for one in world.api.all("secrets", "apps")}
+    return {item["metadata"]["name"]: item.get("data") for item in world.api.all("secrets", "apps")}
 
 
 GONE: Object = {

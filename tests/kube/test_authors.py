@@ -184,9 +184,9 @@ def test_an_author_with_rights_on_popmq_alone_gets_no_others(plane: ControlPlane
     plane.wait("the others", lambda: "spec.image" in _as_author(plane, *report[:2]), limit_s=60)
     assert "serverside-applied" in _as_author(plane, "BrokerCluster", {"brokers": {"groups": 2}})
     assert "serverside-applied" in _as_author(plane, "LagReport", {})
-    for kind, spec, said in TRIES:
+    for kind, spec, message in TRIES:
         answer = _as_author(plane, kind, spec)
-        assert said in answer, (kind, spec, answer)
+        assert message in answer, (kind, spec, answer)
         assert "serverside-applied" not in answer, (kind, spec)
     # With the rights to do it himself he may have the operator do it.
     plane.kubectl("create", "role", "more", "-n", NAMESPACE, "--verb=*", "--resource=pods,secrets")

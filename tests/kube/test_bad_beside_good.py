@@ -57,7 +57,7 @@ def _applied(plane: ControlPlane, kind: str, name: str, /, **spec: Any) -> None:
 
 def _condition(plane: ControlPlane, path: str, kind: str = "Ready") -> Object:
     known = ((plane.get(f"{APPS}/{path}") or {}).get("status") or {}).get("conditions") or []
-    return next((one for one in known if one["type"] == kind), {})
+    return next((item for item in known if item["type"] == kind), {})
 
 
 def _is(status: str, plane: ControlPlane, *paths: str) -> Callable[[], bool]:
@@ -111,7 +111,7 @@ def test_forty_bad_objects_harm_themselves_only(
         seen = {"observedGeneration": sets["metadata"]["generation"], "replicas": 3}
         path = "/apis/apps/v1/namespaces/apps/statefulsets/demo-broker-0/status"
         plane.patch(path, {"status": seen})
-        there = {one["metadata"]["uid"] for one in plane.items("/api/v1/namespaces/apps/pods")}
+        there = {item["metadata"]["uid"] for item in plane.items("/api/v1/namespaces/apps/pods")}
         return not first <= there
 
     plane.wait("the refusal", is_refused)
@@ -124,6 +124,8 @@ def test_forty_bad_objects_harm_themselves_only(
 
     for path in bad:
         plane.delete(f"{APPS}/{path}", {})
-    plane.wait("the end of the bad", lambda: all(plane.get(f"{APPS}/{one}") is None for one in bad))
+    plane.wait(
+        "the end of the bad", lambda: all(plane.get(f"{APPS}/{item}") is None for item in bad)
+    )
     assert operator.process.poll() is None
     assert refused_requests(plane) == []

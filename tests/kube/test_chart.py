@@ -60,16 +60,16 @@ def test_the_plain_manifests_are_what_the_chart_renders() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("operator.replicas=0", "replicas"),
         ("operator.replicaz=2", "replicaz"),
         ("cluster.name=Bad_Name", "name"),
     ],
 )
-def test_values_that_cannot_be_are_refused(value: str, said: str) -> None:
+def test_values_that_cannot_be_are_refused(value: str, message: str) -> None:
     answer = helm("template", "x", str(CHART), "--kube-version=1.34.0", "--set", value, ok=False)
-    assert said in answer
+    assert message in answer
     assert "values don't meet the specifications" in answer
 
 

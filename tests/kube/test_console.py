@@ -24,8 +24,8 @@ INGRESS = {
 def container_of(given: Object) -> Object:
     deployment = named(made(given), "Deployment", NAME)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    found: Object = container
-    return found
+    console: Object = container
+    return console
 
 
 def test_a_cluster_has_a_console_only_where_it_is_asked_for() -> None:
@@ -169,10 +169,10 @@ def test_a_console_that_does_not_start_says_why_and_nothing_waits_for_it() -> No
 
     async def story(world: World) -> None:
         await running(world, cluster(console={"openToAnybody": True}))
-        for said, reason in ((words, "ImageLacksConsole"), ("out of memory", "NotReady")):
+        for last_words, reason in ((words, "ImageLacksConsole"), ("out of memory", "NotReady")):
             pod = world.api.get("pods", "apps", "demo-console-pod-0")
             assert pod is not None
-            ended = {"lastState": {"terminated": {"message": said}}}
+            ended = {"lastState": {"terminated": {"message": last_words}}}
             waiting = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
             conditions = [{"type": "Ready", "status": "False"}]
             pod["status"] = {"conditions": conditions, "containerStatuses": [ended | waiting]}
@@ -184,7 +184,7 @@ def test_a_console_that_does_not_start_says_why_and_nothing_waits_for_it() -> No
             assert not (await world.look()).soon
             condition = world.condition("Console")
             assert (condition["status"], condition["reason"]) == ("False", reason)
-            assert said.strip() in condition["message"]
+            assert last_words.strip() in condition["message"]
             assert world.condition("Ready")["status"] == "True"
 
     play(story)

@@ -254,7 +254,7 @@ def _dry_run(plane: ControlPlane, objects: list[Object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"brokers": {"replicas": 2, "durability": {"minInSync": 3}}}, "raise replicas first"),
         ({"brokers": {"durability": {"flush": "Fsync"}}}, "with more use Quorum or Auto"),
@@ -312,13 +312,13 @@ def _dry_run(plane: ControlPlane, objects: list[Object]) -> str:
     ],
 )
 def test_the_api_server_refuses_what_cannot_be_and_says_what_to_do(
-    plane: ControlPlane, spec: dict[str, Any], said: str
+    plane: ControlPlane, spec: dict[str, Any], message: str
 ) -> None:
-    assert said in plane.refusal(given("bad", "default", **spec))
+    assert message in plane.refusal(given("bad", "default", **spec))
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({}, "spec.cluster"),
         ({"cluster": "demo", "name": "A B"}, "1 to 64 of a-z"),
@@ -332,25 +332,25 @@ def test_the_api_server_refuses_what_cannot_be_and_says_what_to_do(
     ],
 )
 def test_the_api_server_refuses_users_that_cannot_be(
-    plane: ControlPlane, spec: dict[str, Any], said: str
+    plane: ControlPlane, spec: dict[str, Any], message: str
 ) -> None:
     metadata = {"name": "bad", "namespace": "default"}
     user = {"apiVersion": "popmq.io/v1beta1", "kind": "User", "metadata": metadata, "spec": spec}
-    assert said in plane.refusal(user)
+    assert message in plane.refusal(user)
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "said"),
+    ("first", "then", "message"),
     [
         ("30Gi", {"size": "20Gi"}, "cannot shrink"),
         ("30Gi", {"size": "30Gi", "className": "fixed"}, "className cannot change"),
     ],
 )
 def test_the_api_server_refuses_changes_that_cannot_be(
-    plane: ControlPlane, namespace: str, first: str, then: dict[str, Any], said: str
+    plane: ControlPlane, namespace: str, first: str, then: dict[str, Any], message: str
 ) -> None:
     plane.apply(given("demo", namespace, brokers={"storage": {"size": first}}))
-    assert said in plane.refusal(given("demo", namespace, brokers={"storage": then}))
+    assert message in plane.refusal(given("demo", namespace, brokers={"storage": then}))
 
 
 def test_a_node_that_is_emptied_gets_one_pod_of_a_group_at_a_time(

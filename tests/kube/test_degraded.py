@@ -57,7 +57,7 @@ def test_a_cluster_with_all_its_copies_is_not_degraded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pods", "said"),
+    ("pods", "problem"),
     [
         ([PODS[0], PODS[2]], "is missing"),
         ([PODS[0], pod(LOST, ready=False), PODS[2]], "is not ready"),
@@ -66,10 +66,10 @@ def test_a_cluster_with_all_its_copies_is_not_degraded() -> None:
     ],
 )
 def test_a_broker_that_does_not_work_is_named_with_its_group_and_the_copies_left(
-    pods: list[Pod], said: str
+    pods: list[Pod], problem: str
 ) -> None:
     result = of_one_group(pods, health(NAMES[0], NAMES[2]))
-    message = f"broker-0: 2 of 3 in sync ({LOST} {said})"
+    message = f"broker-0: 2 of 3 in sync ({LOST} {problem})"
     assert result == ConditionValue("True", "BrokerDown", message)
 
 

@@ -30,9 +30,9 @@ def test_objects_that_are_as_they_are_wanted_are_not_applied() -> None:
         before = len(world.api.asked)
         await world.look()
         asked = world.api.asked[before:]
-        assert [one for one in asked if one.writes] == []
+        assert [request for request in asked if request.writes] == []
         # With one look in five minutes, five requests a minute.
-        assert len(asked) <= 25, Counter(f"{one.verb} {one.plural}" for one in asked)
+        assert len(asked) <= 25, Counter(f"{request.verb} {request.plural}" for request in asked)
 
     play(story)
 

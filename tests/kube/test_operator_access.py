@@ -143,7 +143,7 @@ def _id_of(token: str) -> str:
 
 
 def _used(plane: ControlPlane, token: str) -> bool:
-    ids = [one["user"].get("extra") or {} for one in requests(plane)]
+    ids = [item["user"].get("extra") or {} for item in requests(plane)]
     return any(_id_of(token) in known.get(CREDENTIAL, ()) for known in ids)
 
 
@@ -186,20 +186,23 @@ def test_objects_of_others_outlive_creation_change_and_deletion_of_a_cluster(
 
     def reconciled() -> Object:
         status = (plane.get(f"{APPS}/brokerclusters/demo") or {}).get("status") or {}
-        conditions = {one["type"]: one for one in status.get("conditions") or []}
+        conditions = {item["type"]: item for item in status.get("conditions") or []}
         return dict(conditions.get("Reconciled") or {})
 
     def is_told(generation: int) -> bool:
-        told = reconciled()
-        return (told.get("reason"), told.get("observedGeneration")) == ("NameTaken", generation)
+        condition_status = reconciled()
+        return (condition_status.get("reason"), condition_status.get("observedGeneration")) == (
+            "NameTaken",
+            generation,
+        )
 
     with ChartOperator(plane, tmp_path, settings):
         _serves(plane, "demo", 3)
         plane.wait("the condition", lambda: is_told(1), limit_s=60)
-        told = reconciled()
-        assert told["status"] == "False"
+        condition_status = reconciled()
+        assert condition_status["status"] == "False"
         for subject in ("Secret demo-ca", "Service demo-proxy", "ConfigMap demo-config"):
-            assert subject in told["message"]
+            assert subject in condition_status["message"]
         plane.apply(given("demo", "apps", tls={"mode": "Disabled"}, proxies={"replicas": 2}))
         plane.wait("the condition after a change", lambda: is_told(2), limit_s=60)
         assert [plane.get(f"{core}/{path}") for path, _ in FOREIGN] == before
@@ -234,8 +237,10 @@ def test_a_cluster_that_is_there_again_takes_its_objects_over(
 
         def is_taken_over() -> bool:
             status = (plane.get(path) or {}).get("status") or {}
-            told = {one["type"]: one["status"] for one in status.get("conditions") or []}
-            return told.get("Reconciled") == "True"
+            condition_status = {
+                item["type"]: item["status"] for item in status.get("conditions") or []
+            }
+            return condition_status.get("Reconciled") == "True"
 
         plane.wait("the objects", is_taken_over, limit_s=60)
         uid = str((plane.get(path) or {})["metadata"]["uid"])

@@ -459,7 +459,7 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "said"),
+    ("kind", "spec", "message"),
     [
         ("Topic", {"retention": "soon"}, "such as 90s, 12h or 3d"),
         ("Topic", {"type": "Lite", "liteTtl": "soon"}, "such as 90s, 12h or 3d"),
@@ -489,9 +489,9 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
     ],
 )
 def test_the_api_server_refuses_what_cannot_be_declared(
-    plane: ControlPlane, kind: str, spec: dict[str, object], said: str
+    plane: ControlPlane, kind: str, spec: dict[str, object], message: str
 ) -> None:
-    assert said in plane.refusal(_declared(kind, "bad", **spec))
+    assert message in plane.refusal(_declared(kind, "bad", **spec))
 
 
 def test_the_api_server_refuses_a_report_whose_name_is_no_label(plane: ControlPlane) -> None:
@@ -507,7 +507,7 @@ def test_the_api_server_takes_a_schedule_that_cron_takes(
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "said"),
+    ("first", "then", "message"),
     [
         ({"queues": 4}, {"queues": 2}, "cannot shrink"),
         ({"type": "FIFO", "queues": 4}, {"type": "FIFO", "queues": 8}, "would lose their order"),
@@ -517,10 +517,10 @@ def test_the_api_server_takes_a_schedule_that_cron_takes(
     ],
 )
 def test_the_api_server_refuses_changes_that_no_topic_can_have(
-    plane: ControlPlane, first: dict[str, object], then: dict[str, object], said: str
+    plane: ControlPlane, first: dict[str, object], then: dict[str, object], message: str
 ) -> None:
     plane.apply(_declared("Topic", "fixed", **first))
     try:
-        assert said in plane.refusal(_declared("Topic", "fixed", **then))
+        assert message in plane.refusal(_declared("Topic", "fixed", **then))
     finally:
         plane.kubectl("delete", "topic", "fixed")

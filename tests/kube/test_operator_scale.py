@@ -113,8 +113,9 @@ def _is(status: str, plane: ControlPlane, plural: str, name: str) -> bool:
     conditions = (manifest.get("status") or {}).get("conditions") or []
     generation = manifest["metadata"].get("generation")
     return any(
-        (one["type"], one["status"], one["observedGeneration"]) == ("Ready", status, generation)
-        for one in conditions
+        (condition["type"], condition["status"], condition["observedGeneration"])
+        == ("Ready", status, generation)
+        for condition in conditions
     )
 
 

@@ -35,17 +35,17 @@ def _objects(plane: ControlPlane) -> dict[tuple[str, str], str]:
     for group in KINDS:
         root, _, plurals = group.partition(":")
         for plural in plurals.split(","):
-            for one in plane.items(f"/{root}/namespaces/apps/{plural}"):
-                result[plural, one["metadata"]["name"]] = one["metadata"]["uid"]
+            for item in plane.items(f"/{root}/namespaces/apps/{plural}"):
+                result[plural, item["metadata"]["name"]] = item["metadata"]["uid"]
     return result
 
 
 def _generations(plane: ControlPlane) -> dict[str, int]:
     """A workload's number goes up when its spec changes."""
     return {
-        one["metadata"]["name"]: one["metadata"]["generation"]
+        item["metadata"]["name"]: item["metadata"]["generation"]
         for plural in ("statefulsets", "deployments")
-        for one in plane.items(f"/apis/apps/v1/namespaces/apps/{plural}")
+        for item in plane.items(f"/apis/apps/v1/namespaces/apps/{plural}")
     }
 
 
@@ -57,9 +57,11 @@ def test_an_operator_takes_a_cluster_of_the_one_before_over_and_restarts_nothing
     def is_settled(proxies: int) -> bool:
         manifest = plane.get(path) or {"metadata": {}}
         status = manifest.get("status") or {}
-        told = {one["type"]: one for one in status.get("conditions") or []}
-        seen = {one["observedGeneration"] for one in told.values()}
-        states = [told.get(name, {}).get("status") for name in ("Ready", "Progressing")]
+        conditions_by_type = {item["type"]: item for item in status.get("conditions") or []}
+        seen = {item["observedGeneration"] for item in conditions_by_type.values()}
+        states = [
+            conditions_by_type.get(name, {}).get("status") for name in ("Ready", "Progressing")
+        ]
         shown = (status.get("glance") or {}).get("proxies")
         return (
             states == ["True", "False"]

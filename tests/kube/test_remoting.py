@@ -67,7 +67,7 @@ def test_these_ports_take_tls_as_the_public_port_does(plain_text: bool, tls: str
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (
             {"remoting": {"groupPorts": 1}, "brokers": {"groups": 2}},
@@ -80,10 +80,10 @@ def test_these_ports_take_tls_as_the_public_port_does(plain_text: bool, tls: str
         ),
     ],
 )
-def test_what_remoting_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+def test_what_remoting_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         read(cluster(**given))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_an_address_that_clients_cannot_dial_is_refused_by_its_field() -> None:

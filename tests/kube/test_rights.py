@@ -172,7 +172,9 @@ def _watch_as_a_process(plane: ControlPlane, token: str, folder: Path) -> None:
             body = {"apiVersion": "popmq.io/v1beta1", "kind": kind, "metadata": metadata}
             plane.apply({**body, "spec": spec})
             answer = ("get", f"{kind}.popmq.io", "orders", "-n", "apps", "-o", "jsonpath={.status}")
-            plane.wait(kind, lambda told=answer: "NoCluster" in plane.kubectl(*told), limit_s=60)
+            plane.wait(
+                kind, lambda arguments=answer: "NoCluster" in plane.kubectl(*arguments), limit_s=60
+            )
         plane.wait("all watches", lambda: _watches(plane) >= {*WATCHED, *OWN}, limit_s=60)
         process.terminate()
         assert process.wait(timeout=60) == 0, (folder / "operator.log").read_text()

@@ -18,7 +18,7 @@ def test_an_empty_spec_is_a_whole_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"brokers": {"replicas": 0}}, "brokers.replicas = 0: 1 to 9"),
         ({"brokers": {"groups": 65}}, "brokers.groups = 65: 1 to 64"),
@@ -71,10 +71,10 @@ def test_an_empty_spec_is_a_whole_cluster() -> None:
         ({"brokers": {"retention": "99999999d"}}, "at most 876000h"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         read(cluster(**given))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_name_that_a_restored_cluster_had_before_may_be_said() -> None:

@@ -78,9 +78,9 @@ def test_the_second_leaves_a_cluster_alone_and_the_first_says_so() -> None:
             assert world.condition("TwoOperators") == {}
             clock.move(RESYNC_S)
             await first.look()
-            told = world.condition("TwoOperators")
-            assert told["status"] == "True"
-            assert "operator two/popmq-operator watches this cluster" in told["message"]
+            condition = world.condition("TwoOperators")
+            assert condition["status"] == "True"
+            assert "operator two/popmq-operator watches this cluster" in condition["message"]
             clock.move(RESYNC_S * 4)
             await first.look()
             assert world.condition("TwoOperators") == {}, "the other was not there for long"

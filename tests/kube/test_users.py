@@ -40,8 +40,8 @@ def volume(world: World) -> Object:
     deployment = world.api.get("deployments", "apps", "demo-proxy")
     assert deployment is not None
     volumes = deployment["spec"]["template"]["spec"]["volumes"]
-    found: Object = next((v for v in volumes if v["name"] == "users"), {})
-    return found
+    volume: Object = next((v for v in volumes if v["name"] == "users"), {})
+    return volume
 
 
 def mounted(world: World) -> dict[str, list[str]]:

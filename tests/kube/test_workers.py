@@ -99,8 +99,8 @@ def test_proxies_that_hang_do_not_take_the_threads_of_others() -> None:
             mute = NetworkMetadataClient(nowhere, threads)
             spec = read(cluster())
             hanging = [asyncio.ensure_future(mute.found(spec, ProxyAccess())) for _ in range(32)]
-            found = await NetworkMetadataClient(endpoint, threads).found(spec, ProxyAccess())
-            assert isinstance(found, ClusterMetadata)
+            metadata = await NetworkMetadataClient(endpoint, threads).found(spec, ProxyAccess())
+            assert isinstance(metadata, ClusterMetadata)
             assert not any(task.done() for task in hanging)
             silent.close()
             failures = await asyncio.gather(*hanging, return_exceptions=True)

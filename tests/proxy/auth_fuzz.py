@@ -187,13 +187,13 @@ def decide_anew(
 ) -> bool:
     """A matching Deny wins; without a match the answer is no."""
     matching = [
-        one
-        for one in entries
-        if action in one.actions
-        and (not one.networks or host.startswith("10."))
-        and any(is_of(text, kind, name) for text in one.resources)
+        entry
+        for entry in entries
+        if action in entry.actions
+        and (not entry.networks or host.startswith("10."))
+        and any(is_of(text, kind, name) for text in entry.resources)
     ]
-    return bool(matching) and not any(one.deny for one in matching)
+    return bool(matching) and not any(entry.deny for entry in matching)
 
 
 def is_of(text: str, kind: str, name: str) -> bool:

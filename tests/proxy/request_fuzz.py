@@ -124,12 +124,12 @@ class Requests:
         """Fields repeated, removed, moved, nested, unknown or cut; or bytes changed."""
         dice = self._dice
         try:
-            found = list(fields(data))
+            fields_found = list(fields(data))
         except BadWire:
             return mutated(dice, data)
-        if not found:
+        if not fields_found:
             return data + scalar(dice.choice((1, 7, 9_999)), 1)
-        field = dice.choice(found)
+        field = dice.choice(fields_found)
         piece = data[field.start : field.end]
         match dice.randrange(7):
             case 0:

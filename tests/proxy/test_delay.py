@@ -59,7 +59,7 @@ def delays(bench: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("delay_given", "expected"),
     [
         (delay(), NO_DELAY),
         (delay(colour="red"), NO_DELAY),
@@ -78,8 +78,8 @@ def delays(bench: Any) -> Any:
         (delay(NOW_MS + LIMIT_MS + CLOCKS_APART_MS), Delay(NOW_MS + LIMIT_MS + CLOCKS_APART_MS)),
     ],
 )
-def test_a_time_or_a_duration_becomes_a_due_time(told: Delay, expected: Delay) -> None:
-    assert told == expected
+def test_a_time_or_a_duration_becomes_a_due_time(delay_given: Delay, expected: Delay) -> None:
+    assert delay_given == expected
 
 
 BEYOND_MS = NOW_MS + LIMIT_MS + CLOCKS_APART_MS + 1

@@ -97,12 +97,12 @@ def test_one_pop_comes_first_and_a_hit_of_it_is_the_end(two: Two) -> None:
 
 
 def test_with_one_broker_group_a_hit_is_what_the_broker_calls_one(make_bench: Any) -> None:
-    one = Two(make_bench((A,)))
+    bench = Two(make_bench((A,)))
     for reply in (popped(5, first_look=True), popped(6)):
-        call = one.receive()
-        one.answer(A, reply)
+        call = bench.receive()
+        bench.answer(A, reply)
         assert parts(call)[0] == Code.OK
-    assert (one.metrics.long_polling, one.metrics.short_polling_hits) == (2, 1)
+    assert (bench.metrics.long_polling, bench.metrics.short_polling_hits) == (2, 1)
 
 
 def test_after_a_miss_every_broker_group_is_to_say_when_something_comes(two: Two) -> None:

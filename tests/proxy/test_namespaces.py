@@ -356,9 +356,9 @@ async def test_settings_come_back_with_short_names_and_the_groups_own_numbers(
         group = admin_pb2.Group(name="eu%workers", max_attempts=7)
         await at.ask("AlterGroup", admin_pb2.AlterGroupRequest(group=group), admin_pb2.GroupReply)
         stream = Stream(Tenant(at, "eu").metadata)
-        said = opened(at, stream)
+        send_command = opened(at, stream)
         named = pb.Resource(resource_namespace="eu", name="workers")
-        said(settings(subscription=pb.Subscription(group=named)))
+        send_command(settings(subscription=pb.Subscription(group=named)))
         await stream.answered.wait()
         (answer,) = stream.commands()
         assert answer.settings.subscription.group == named

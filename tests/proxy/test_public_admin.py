@@ -282,9 +282,9 @@ async def test_messages_are_found_by_id_by_key_and_in_a_queue(tmp_path: Path) ->
             await send(at, b"%d" % number, keys=[f"key-{number % 2}"])
 
         async def found(**fields: Any) -> list[pb.Message]:
-            told = await tells(at, "QueryMessage", topic=ORDERS, **fields)
-            assert told.status.code == Code.OK, told.status.message
-            return list(told.messages)
+            reply = await tells(at, "QueryMessage", topic=ORDERS, **fields)
+            assert reply.status.code == Code.OK, reply.status.message
+            return list(reply.messages)
 
         (message,) = await found(message_id="3")
         assert (message.body, list(message.system_properties.keys)) == (b"3", ["key-1"])

@@ -162,7 +162,7 @@ def test_filters_that_exclude_each_other_want_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "which table"),
         ({"path": "offset"}, "a table is one of revive"),
@@ -172,8 +172,8 @@ def test_filters_that_exclude_each_other_want_nothing() -> None:
         ({"path": "revive", "endpiont": "x"}, "'endpiont' is unknown"),
     ],
 )
-def test_options_that_are_wrong_are_refused_by_name(options: dict[str, str], said: str) -> None:
-    with pytest.raises(PopmqError, match=said):
+def test_options_that_are_wrong_are_refused_by_name(options: dict[str, str], message: str) -> None:
+    with pytest.raises(PopmqError, match=message):
         SourceOptions.read(options)
 
 

@@ -81,9 +81,9 @@ class Target(Role):
     def metric(self, name: str) -> int:
         """The sum over all processes."""
         lines = b"\n".join(self.metrics()).decode().splitlines()
-        found = [line for line in lines if line.startswith(f"{name} ")]
-        assert found, name
-        return sum(int(float(line.split()[1])) for line in found)
+        matches = [line for line in lines if line.startswith(f"{name} ")]
+        assert matches, name
+        return sum(int(float(line.split()[1])) for line in matches)
 
     def rss_bytes(self) -> int:
         pages = [Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in self._pids()]
@@ -226,7 +226,7 @@ def attacking(target: Target) -> Iterator[Attack]:
 
 def _slow_probes(took_s: list[float]) -> bool:
     """Whether so many in a row were slow that a pod would be restarted."""
-    slow = [one > LIVEZ_S for one in took_s]
+    slow = [probe_s > LIVEZ_S for probe_s in took_s]
     return any(all(slow[at : at + SLOW_PROBES]) for at in range(len(slow) - SLOW_PROBES + 1))
 
 

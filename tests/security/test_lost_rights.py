@@ -132,10 +132,10 @@ def test_a_stream_and_a_poll_of_a_disabled_user_end(cluster: Cluster) -> None:
         "leaving", entry("topic:polls", "pub", "sub"), entry("group:pollers", "sub")
     )
     poll = polling(cluster, user)
-    said: SimpleQueue[bytes | None] = SimpleQueue()
-    said.put(telemetry("polls"))
+    commands: SimpleQueue[bytes | None] = SimpleQueue()
+    commands.put(telemetry("polls"))
     stream = cluster.channel.stream_stream(M + "Telemetry")(
-        iter(said.get, None), metadata=user.headers(), timeout=60
+        iter(commands.get, None), metadata=user.headers(), timeout=60
     )
     assert service.TelemetryCommand.FromString(next(stream)).status.code == OK
     change = own.AlterUserRequest(name="leaving", state="disabled")
@@ -143,7 +143,7 @@ def test_a_stream_and_a_poll_of_a_disabled_user_end(cluster: Cluster) -> None:
     assert status_codes(poll.result(30)) == [UNAUTHORIZED]
     rest = [service.TelemetryCommand.FromString(answer).status.code for answer in stream]
     assert rest == [UNAUTHORIZED]
-    said.put(None)
+    commands.put(None)
 
 
 def test_a_poll_ends_with_the_secret_that_signed_it(cluster: Cluster) -> None:

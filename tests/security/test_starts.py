@@ -109,7 +109,7 @@ STARTS = {
 
 def reachable(pid: int) -> set[str]:
     """Listening TCP sockets of the process and its children that are not on loopback."""
-    found = set()
+    sockets = set()
     for member in [pid, *children(pid)]:
         inodes = {
             link.readlink().name[len("socket:[") : -1]
@@ -120,8 +120,8 @@ def reachable(pid: int) -> set[str]:
             for line in Path(f"/proc/{member}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == LISTENING and fields[9] in inodes and not on_loopback(fields[1]):
-                    found.add(fields[1])
-    return found
+                    sockets.add(fields[1])
+    return sockets
 
 
 def children(pid: int) -> list[int]:

@@ -42,9 +42,11 @@ def cursor_not_moved_at_recovery(patch: Patch) -> None:
 
 def fired_without_how_much_was_enqueued(patch: Patch) -> None:
     end = TimerService.end
-    patch.setattr(TimerService, "end", lambda self, *result: end(self, *result)._replace(judged=0))
+    patch.setattr(
+        TimerService, "end", lambda self, *result: end(self, *result)._replace(classified=0)
+    )
 
-    def wrong(topic: int, due_ms: int, identity: int, judged: int, *more: Any) -> bytes:
+    def wrong(topic: int, due_ms: int, identity: int, classified: int, *more: Any) -> bytes:
         return encode_fired(topic, due_ms, identity, 0, *more)
 
     patch.setattr(f"{TimerService.__module__}.encode_fired", wrong)
@@ -212,9 +214,9 @@ def recall_forgotten_before_it_is_judged(patch: Patch) -> None:
     forget = TimerState._forget_cancelled
 
     def wrong(self: TimerState, until_ms: int) -> None:
-        judged, self._judged_position = self._judged_position, 1 << 62
+        position, self._judged_position = self._judged_position, 1 << 62
         forget(self, until_ms)
-        self._judged_position = judged
+        self._judged_position = position
 
     patch.setattr(TimerState, "_forget_cancelled", wrong)
 

@@ -97,10 +97,10 @@ def test_a_returned_message_that_a_filter_passes_over_keeps_its_attempts_until_a
     assert broken_invariant(core.broker) == ""
 
 
-@pytest.mark.parametrize("said", BREAKS)
-def test_a_table_that_disagrees_with_itself_is_found(busy: CoreBroker, said: str) -> None:
-    BREAKS[said](busy)
-    assert said in broken_invariant(busy.broker)
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_table_that_disagrees_with_itself_is_found(busy: CoreBroker, broken: str) -> None:
+    BREAKS[broken](busy)
+    assert broken in broken_invariant(busy.broker)
 
 
 def test_a_simulator_reports_a_table_that_disagrees_with_itself(

@@ -200,7 +200,7 @@ class MoveRig:
         for _ in range(limit):
             self.clock.advance(1)
             self.step()
-            if not member.pending and not member.broker.timers.departures.is_under_way:
+            if not member.pending and not member.broker.timers.outgoing_timers.is_under_way:
                 return
         raise AssertionError(f"{name} still has {member.pending}: {member.drain(look=True)}")
 

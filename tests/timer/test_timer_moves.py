@@ -109,9 +109,9 @@ def test_a_batch_that_is_on_its_way_is_fired_by_nobody_until_it_was_taken() -> N
     rig = MoveRig("a", "b")
     send_ids(rig["a"], ids(3), MINUTE)
     rig["a"].drain()
-    while not rig["a"].broker.timers.departures.is_under_way:
+    while not rig["a"].broker.timers.outgoing_timers.is_under_way:
         rig.step()
-        if rig["a"].broker.timers.departures.is_under_way:
+        if rig["a"].broker.timers.outgoing_timers.is_under_way:
             break
     rig.instant = False
     rig.mail.clear()
@@ -224,7 +224,7 @@ def leaving(rig: MoveRig, count: int) -> None:
     send_ids(rig["a"], ids(count), HOUR)
     rig["a"].drain()
     while not rig["b"].pending:
-        rig.instant = not rig["a"].broker.timers.departures.is_under_way
+        rig.instant = not rig["a"].broker.timers.outgoing_timers.is_under_way
         rig.step()
         for target, work in rig.mail:
             if target is not None:
@@ -255,14 +255,16 @@ def tables(member: Member) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["snapshot", "records"])
-@pytest.mark.parametrize("who", ["a", "b"])
-def test_a_batch_that_is_asked_for_again_after_a_start_is_stored_once(who: str, how: str) -> None:
+@pytest.mark.parametrize("crashed_side", ["a", "b"])
+def test_a_batch_that_is_asked_for_again_after_a_start_is_stored_once(
+    crashed_side: str, how: str
+) -> None:
     rig = MoveRig("a", "b")
     leaving(rig, 40)
-    rig[who].run_steps()
-    before = tables(rig[who])
-    restarted(rig[who], how)
-    assert tables(rig[who]) == before
+    rig[crashed_side].run_steps()
+    before = tables(rig[crashed_side])
+    restarted(rig[crashed_side], how)
+    assert tables(rig[crashed_side]) == before
     rig.move_all("a")
     assert rig["b"].pending == 40
     for member in (rig["a"], rig["b"]):
@@ -279,7 +281,7 @@ def test_nobody_is_asked_before_the_departure_is_on_the_disk() -> None:
     send_ids(rig["a"], ids(3), HOUR)
     rig["a"].drain()
     source = rig["a"]
-    while not source.broker.timers.departures.is_under_way:
+    while not source.broker.timers.outgoing_timers.is_under_way:
         rig.tell_peers()
         source.mover.step(source.broker)
         rig["b"].run_until_idle()
@@ -288,7 +290,7 @@ def test_nobody_is_asked_before_the_departure_is_on_the_disk() -> None:
     assert not any(TakeTimersRequest.FromString(body).timers for _, body in rig.asked)
     source.crash(Loss.ALL)
     assert (source.pending, rig["b"].pending) == (3, 0)
-    assert not source.broker.timers.departures.is_under_way
+    assert not source.broker.timers.outgoing_timers.is_under_way
 
 
 def test_a_recall_of_a_timer_on_its_way_is_told_to_try_again() -> None:

@@ -40,7 +40,7 @@ def _move(rig: MoveRig) -> None:
     for _ in range(400):
         rig.clock.advance(100)
         rig.step()
-        if not rig["a"].pending and not rig["a"].broker.timers.departures.is_under_way:
+        if not rig["a"].pending and not rig["a"].broker.timers.outgoing_timers.is_under_way:
             return
     raise AssertionError(f"still there: {rig['a'].drain(look=True)}")
 
@@ -52,11 +52,13 @@ def _move(rig: MoveRig) -> None:
         for loss in LOSSES
     ],
 )
-@pytest.mark.parametrize("who", ["a", "b"])
-def test_a_crash_at_every_operation_loses_no_timer_and_doubles_none(who: str, loss: Loss) -> None:
+@pytest.mark.parametrize("crashed_side", ["a", "b"])
+def test_a_crash_at_every_operation_loses_no_timer_and_doubles_none(
+    crashed_side: str, loss: Loss
+) -> None:
     operations, crashed = 0, True
     while crashed:
-        rig, crashed = crashed_move(who, operations, loss)
+        rig, crashed = crashed_move(crashed_side, operations, loss)
         assert rig["b"].pending == len(IDS), operations
         assert recall(rig["b"], IDS[operations % len(IDS)]) is RecallResult.DONE
         rig.run(2 * HOUR, parts=6)

@@ -38,17 +38,19 @@ def state(member: Member) -> list[bytes]:
     timers = member.broker.timers
     return [
         piece
-        for departure in (timers.departures, timers.arrivals)
+        for departure in (timers.outgoing_timers, timers.incoming_timers)
         for piece, _ in departure.begin_snapshot()
     ]
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("who", ["a", "b"])
-def test_a_replica_that_takes_over_moves_on_and_nothing_fires_twice(who: str, seed: int) -> None:
+@pytest.mark.parametrize("replaced_side", ["a", "b"])
+def test_a_replica_that_takes_over_moves_on_and_nothing_fires_twice(
+    replaced_side: str, seed: int
+) -> None:
     rng = random.Random(seed)
     rig = MoveRig("a", "b", seed=seed, moves_per_second=200)
-    replica = Replica(rig[who])
+    replica = Replica(rig[replaced_side])
     ids = [f"T{number}" for number in range(120)]
     send_ids(rig["a"], ids, HOUR)
     rig["a"].drain()
@@ -64,13 +66,13 @@ def test_a_replica_that_takes_over_moves_on_and_nothing_fires_twice(who: str, se
         if rng.random() < 0.1:
             rig.lose()
         if rng.random() < 0.2:
-            replica.follow(rig[who])
-    rig[who].run_until_idle()
-    replica.follow(rig[who])
-    assert state(replica) == state(rig[who])
+            replica.follow(rig[replaced_side])
+    rig[replaced_side].run_until_idle()
+    replica.follow(rig[replaced_side])
+    assert state(replica) == state(rig[replaced_side])
     if seed % 2:  # and something that nobody confirmed goes with the master
-        rig[who].broker.step()
-        rig[who].mover.step(rig[who].broker)
+        rig[replaced_side].broker.step()
+        rig[replaced_side].mover.step(rig[replaced_side].broker)
     replica.take_over()
     rig.lose()
     while rig.mail:  # what was on its way arrives late

@@ -69,7 +69,7 @@ def test_what_leaves_is_read_where_retention_put_it(
     link = Link(core)
     core.broker.registry.set_draining(True)
     link.step()
-    departures = core.broker.timers.departures
+    departures = core.broker.timers.outgoing_timers
     assert len(departures.leaving) == 5
     core.broker.registry.set_draining(False)  # so that noise is taken; the batch stays on its way
     before = {item.position for item in departures.leaving}
@@ -79,7 +79,7 @@ def test_what_leaves_is_read_where_retention_put_it(
             core.broker.release_files()
             core.start()
             link.start()
-    departures = core.broker.timers.departures
+    departures = core.broker.timers.outgoing_timers
     assert before.isdisjoint({item.position for item in departures.leaving})
     assert min(item.position for item in departures.leaving) >= core.broker.store.start
     link.asked.clear()
@@ -110,6 +110,6 @@ def test_a_body_that_moved_a_moment_ago_leaves_from_its_new_place(tmp_path: Path
     link = Link(core)
     core.broker.registry.set_draining(True)
     link.step(5)
-    leaving = core.broker.timers.departures.leaving
+    leaving = core.broker.timers.outgoing_timers.leaving
     assert len(leaving) == 3
     assert min(timer.position for timer in leaving) >= end

@@ -212,7 +212,7 @@ class Run:
         assert not fired.keys() - self.perhaps - self.due.keys(), "made up"
         for member in self.rig.members.values():
             assert member.pending == 0
-            assert not member.broker.timers.departures.is_under_way
+            assert not member.broker.timers.outgoing_timers.is_under_way
 
 
 def run(seed: int) -> Run:
@@ -243,7 +243,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         created = run(seed)
         total += created.seen
         total["moved"] += sum(
-            member.broker.timers.departures.moved for member in created.rig.members.values()
+            member.broker.timers.outgoing_timers.moved for member in created.rig.members.values()
         )
         total["crashes"] += created.crashes
         total["lost"] += created.rig.lost_answers

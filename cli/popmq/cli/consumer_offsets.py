@@ -165,12 +165,12 @@ def unordered_topics(client: Client, group: admin.Group, lag: admin.LagReply) ->
     """FIFO topics that the group reads without being a FIFO group."""
     if group.type == "fifo":
         return []
-    found = []
+    offsets = []
     for name in sorted({row.topic for row in lag.lags if not row.never_read})[:100]:
         request = admin.DescribeTopicRequest(name=name)
         if client.call_admin(request, admin.TopicReply).topic.type == "fifo":
-            found.append(name)
-    return found
+            offsets.append(name)
+    return offsets
 
 
 def lag_lines(reply: admin.LagReply, *, wide: bool = False) -> list[str]:

@@ -61,9 +61,9 @@ class ClusterView:
             topics = pool.submit(client.topics, system=False)
         unknown: dict[str, str] = {}
         hidden: dict[str, str] = {}
-        found = pb.ListReplicasReply()
+        replicas = pb.ListReplicasReply()
         try:
-            found = brokers.result().found
+            replicas = brokers.result().found
         except CallRefused as error:  # mostly no controller answers the proxy
             _missing(error, unknown, hidden)["brokers"] = error.reason
         view: dict[str, Any] = {
@@ -78,36 +78,36 @@ class ClusterView:
                 _missing(error, unknown, hidden)[name] = error.reason
             except CallFailed as error:
                 unknown[name] = str(error)
-        return cls(found, **view, unknown=unknown, hidden=hidden)
+        return cls(replicas, **view, unknown=unknown, hidden=hidden)
 
     @property
     def troubles(self) -> list[str]:
         """What is wrong, the worst first; empty when all is well."""
-        found = [
+        problems = [
             f"{state.group}: {state.trouble}" for state in self.brokers.groups if state.trouble
         ]
         for state in self.brokers.groups:
             if not state.trouble and not any(map(_leads, state.members)):
-                found.append(f"{state.group}: no master")
-            found += [
+                problems.append(f"{state.group}: no master")
+            problems += [
                 f"{state.group}: {member.broker.node or state.group} is dead"
                 for member in state.members
                 if not member.alive
             ]
-            found += [
+            problems += [
                 f"{state.group}: {member.broker.node}: {member.shortage}"
                 for member in state.members
                 if member.shortage
             ]
-            found += [
+            problems += [
                 f"{state.group}: {member.broker.node} has other tables than the master"
                 for member in state.members
                 if member.tables_differ_at
             ]
         if not self.brokers.groups and not self.unknown and "brokers" not in self.hidden:
-            found.append("no broker group is known")
-        found += [f"not everything is known: {part}" for part in self._incomplete()]
-        return found
+            problems.append("no broker group is known")
+        problems += [f"not everything is known: {part}" for part in self._incomplete()]
+        return problems
 
     def _incomplete(self) -> Iterator[str]:
         for reply in (self.lag, self.timers):
@@ -118,16 +118,16 @@ class ClusterView:
     @property
     def notes(self) -> list[str]:
         """What a person may want to look at, though nothing is broken."""
-        found = [f"not shown: {reason}" for reason in dict.fromkeys(self.hidden.values())]
+        notes = [f"not shown: {reason}" for reason in dict.fromkeys(self.hidden.values())]
         for row in self.lags():
             age_ms = self.age_ms(row)
             if age_ms >= OLD_MS:
-                found.append(
+                notes.append(
                     f"group {row.group}: the oldest waiting message of {row.topic} has waited for "
                     f"{format_age(age_ms)}"
                 )
         dead = self.dead_letters().items()
-        return [f"group {group} has {count} dead letters" for group, count in dead] + found
+        return [f"group {group} has {count} dead letters" for group, count in dead] + notes
 
     def dead_letters(self) -> dict[str, int]:
         """Of each group that has some that were not sent back."""
@@ -147,11 +147,13 @@ class ClusterView:
         )
 
     def dead(self, group: str) -> int:
-        return sum(one.stored - one.redriven for one in self.lag.dead_letters if one.group == group)
+        return sum(
+            entry.stored - entry.redriven for entry in self.lag.dead_letters if entry.group == group
+        )
 
     @property
     def pending(self) -> int:
-        return sum(one.count for one in self.timers.pending)
+        return sum(entry.count for entry in self.timers.pending)
 
 
 def _missing(error: CallRefused, unknown: dict[str, str], hidden: dict[str, str]) -> dict[str, str]:
@@ -193,7 +195,7 @@ def status_row(view: ClusterView) -> Row:
         "in_flight": sum(row.in_flight for row in view.lags()),
         "pending_timers": view.pending,
         "next_due_ms": view.timers.next_due_ms or None,
-        "dead_letters": sum(one.stored - one.redriven for one in view.lag.dead_letters),
+        "dead_letters": sum(entry.stored - entry.redriven for entry in view.lag.dead_letters),
         **unknown,
     }
 
@@ -252,7 +254,7 @@ def group_cells(view: ClusterView, rows: Sequence[admin.Lag]) -> list[tuple[obje
 
 def topic_cells(view: ClusterView) -> list[tuple[object, ...]]:
     """The topics with the most to do first."""
-    pending = {one.topic: one.count for one in view.timers.pending}
+    pending = {entry.topic: entry.count for entry in view.timers.pending}
     rows: dict[str, list[admin.Lag]] = {topic.name: [] for topic in view.topics}
     for row in view.lags():
         rows.setdefault(row.topic, []).append(row)

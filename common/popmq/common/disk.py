@@ -332,8 +332,8 @@ class RealDisk:
         return statvfs_result.f_bavail * statvfs_result.f_frsize, usable * statvfs_result.f_frsize
 
     def free_files(self, folder: str) -> int:
-        found = os.statvfs(folder)
-        return found.f_favail if found.f_files else NO_FILE_LIMIT
+        statvfs_result = os.statvfs(folder)
+        return statvfs_result.f_favail if statvfs_result.f_files else NO_FILE_LIMIT
 
     def open_limit(self) -> int:
         share = descriptor_limit() // QUEUE_FILES_SHARE

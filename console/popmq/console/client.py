@@ -305,7 +305,7 @@ class ConsoleClient:
         """The last ones of all queues, the newest first."""
 
         def ask() -> list[StoredMessage]:
-            found, _ = latest(self.calls, topic, count)
+            messages, _ = latest(self.calls, topic, count)
             return [
                 convert.stored_message(
                     admin.FoundMessage(
@@ -316,7 +316,7 @@ class ConsoleClient:
                         head=each.message.SerializeToString(),
                     )
                 )
-                for each in reversed(found)
+                for each in reversed(messages)
             ]
 
         return self._recent.get(("latest", topic, count), ask)
@@ -343,8 +343,8 @@ class ConsoleClient:
         messages: list[StoredMessage] = []
         for topic in sorted({each.topic for each in explained.messages}):
             request = admin.FindMessagesRequest(topic=topic, message_id=message_id, limit=4)
-            found = self._look(request, admin.FindMessagesReply)
-            messages += map(convert.stored_message, found.messages)
+            reply = self._look(request, admin.FindMessagesReply)
+            messages += map(convert.stored_message, reply.messages)
         return MessageView(
             now_ms=now_ms(),
             message_id=message_id,

@@ -184,22 +184,24 @@ class GroupView:
         in_flight = sum(row.in_flight for row in self.lags)
         oldest = max((row.oldest_age_ms or 0 for row in self.lags), default=0)
         blocked = sum(row.blocked for row in self.lags)
-        found = []
+        findings = []
         if ready and not self.members:
-            found.append(f"Stopped: no member is connected, and {ready} messages are ready.")
+            findings.append(f"Stopped: no member is connected, and {ready} messages are ready.")
         elif oldest >= OLD_MS and in_flight:
-            found.append(
+            findings.append(
                 f"Behind: the oldest ready message waits, while members hold {in_flight} others."
             )
         elif oldest >= OLD_MS:
-            found.append("Stuck: members are connected, messages are ready, and nobody holds any.")
+            findings.append(
+                "Stuck: members are connected, messages are ready, and nobody holds any."
+            )
         if self.parked_keys:
-            found.append(f"{self.parked_keys} message groups are parked: see below.")
+            findings.append(f"{self.parked_keys} message groups are parked: see below.")
         if blocked:
-            found.append(f"{blocked} messages are blocked behind others of their message group.")
+            findings.append(f"{blocked} messages are blocked behind others of their message group.")
         if self.dead:
-            found.append(f"{self.dead} messages became dead letters.")
-        return found
+            findings.append(f"{self.dead} messages became dead letters.")
+        return findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The controller: which brokers live, and which of them lead (a `messaging_payloads.Port`).
 
-It keeps nothing but hearsay; what counts is in the metadata store, and brokers obey epochs
+Its memory is a cache; only the metadata store is durable, and brokers obey epochs
 (docs/concepts/controller.md).  It never waits: answers come from `request`, from the store's
 callbacks, and from `step`.
 """
@@ -376,7 +376,7 @@ class Controller:
             self._probing.discard(store_id)
             closed = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
             if closed and group.replicas.get(store_id) == replica:
-                logger.info("nobody listens there", extra={"broker": group_name, "at": store_id})
+                logger.info("connection refused", extra={"broker": group_name, "at": store_id})
                 group.mark_suspect(store_id)
 
         peer.request(Kind.DESCRIBE_ROLE, b"", PROBE_MS, answered)

@@ -25,7 +25,7 @@ OnAlter = Callable[[pb.AlterSyncStateSetReply], None]
 
 
 class ReplicaGroup:
-    """`on_change` hears each time `view` moved: a record, an address, a role, a life."""
+    """`on_change` is called when the record or a replica's address, role or incarnation changes."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class ReplicaGroup:
             asked_since = self.records.read_number > self._contradicted_at
             self._say(
                 f"{ahead[0].node} has accepted epoch {ahead[0].epoch}, the metadata store knows "
-                f"{self.records.epoch}: it was set back, or answers with old records"
+                f"{self.records.epoch}: it was restored from a backup, or serves stale reads"
                 if asked_since
                 else ""
             )
@@ -235,7 +235,7 @@ class ReplicaGroup:
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self.problem:
-            logger.error("nobody leads", extra={"broker": self.name, "reason": trouble})
+            logger.error("no master", extra={"broker": self.name, "reason": trouble})
         self.problem = trouble
 
     def _look(self) -> None:

@@ -180,7 +180,7 @@ class Proxy:
     def _messaging(self) -> list[Method]:
         count = self.metrics
         stream = MethodType.SERVER_STREAM
-        method = partial(any_method, heard=self.clients.on_call)
+        method = partial(any_method, on_client=self.clients.on_call)
         return [
             method("QueryRoute", self._query.route, count),
             method("QueryAssignment", self._query.assignment, count),
@@ -204,7 +204,7 @@ class Proxy:
             method("EndTransaction", self._end_transaction.start, count),
             method("RecallMessage", self._recall.start, count),
             method("Heartbeat", partial(heartbeat, self._directory), count),
-            any_method("NotifyClientTermination", self._terminated, count, heard=_is_silent),
+            any_method("NotifyClientTermination", self._terminated, count, on_client=_is_silent),
             Method(SERVICE + "Telemetry", MethodType.BIDI_STREAM, open=self.telemetry.open),
             method("PullMessage", self._pull.start, count, shape=stream),
             method("UpdateOffset", self._offsets.update, count),

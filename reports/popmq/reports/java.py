@@ -27,12 +27,12 @@ _BEHIND = "behind"  # in a launcher's folder: a link to the Java that it starts
 @dataclass(frozen=True, slots=True)
 class Java:
     home: Path
-    said: str  # of its version
+    version_output: str  # of its version
 
     @property
     def version(self) -> int:
         """17, say; 0 when it said none."""
-        match = re.search(r'version "(\d+)', self.said)
+        match = re.search(r'version "(\d+)', self.version_output)
         return int(match[1]) if match else 0
 
     @property

@@ -94,7 +94,7 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-# Spark says its zips twice.
+# Spark lists each zip twice on the path.
 _LAUNCHER = """#!/bin/sh
 left=
 IFS=:

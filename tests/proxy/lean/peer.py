@@ -43,10 +43,10 @@ class Talk:
     """A bidirectional handler that repeats what it hears."""
 
     call: Call
-    heard: list[bytes] = field(default_factory=list)
+    messages: list[bytes] = field(default_factory=list)
 
     def message(self, data: bytes) -> None:
-        self.heard.append(data)
+        self.messages.append(data)
         self.call.send(data)
 
     def half_closed(self) -> None:

@@ -260,7 +260,7 @@ def test_messages_of_a_stream_that_wait_for_a_turn_keep_their_order() -> None:
         last = at + 999 >= len(content)
         peer.core.receive(frames.frame(frames.DATA, END * last, stream, part), 0)
     peer.send()
-    assert peer.talks[0].heard == bodies
+    assert peer.talks[0].messages == bodies
     assert peer.counters.incoming_bytes == 0
 
 

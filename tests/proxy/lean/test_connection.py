@@ -249,7 +249,7 @@ def test_a_server_that_ends_first_asks_the_client_to_stop() -> None:
     answer = peer.answers[stream]
     assert (answer.status, answer.reset) == ("3", ErrorCode.NO_ERROR)
     peer.send(frames.frame(frames.DATA, 0, stream, prefixed(b"late")))
-    assert peer.talks[0].heard == []
+    assert peer.talks[0].messages == []
     assert peer.goaway is None
 
 

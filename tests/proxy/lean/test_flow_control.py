@@ -71,7 +71,7 @@ def test_windows_are_opened_again_once_half_of_them_is_used() -> None:
     content = prefixed(b"x" * 16_000)
     for _ in range(100):
         peer.send(frames.frame(frames.DATA, 0, stream, content))
-    assert len(peer.talks[0].heard) == 100
+    assert len(peer.talks[0].messages) == 100
     updates = [
         (where, frames.window_content(where, payload))
         for kind, _, where, payload in peer.frames[2:]

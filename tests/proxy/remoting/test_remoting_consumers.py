@@ -46,7 +46,7 @@ def pull_fields(offset: int = 0, wait_ms: int = 0, **more: object) -> dict[str, 
 
 def bodies(data: bytes) -> list[tuple[bytes, dict[str, str], int, int]]:
     """Body, properties, reconsume times and physical offset of each stored message."""
-    found = []
+    received = []
     at = 0
     while at < len(data):
         size, physical, times, length = (
@@ -60,9 +60,9 @@ def bodies(data: bytes) -> list[tuple[bytes, dict[str, str], int, int]]:
         text_at = topic_at + 1 + data[topic_at]
         (length,) = struct.unpack_from(">h", data, text_at)
         text = data[text_at + 2 : text_at + 2 + length].decode()
-        found.append((body, parse_properties(text), times, physical))
+        received.append((body, parse_properties(text), times, physical))
         at += size
-    return found
+    return received
 
 
 @asynccontextmanager
@@ -96,11 +96,11 @@ async def until(met: Callable[[], bool]) -> None:
 async def until_members(client: RemotingClient, *expected: str) -> None:
     """Until the list is known and has these."""
     async with asyncio.timeout(20):
-        found: list[str] = []
-        while found != list(expected):
+        received: list[str] = []
+        while received != list(expected):
             await asyncio.sleep(0.02)
             answer = await client.ask(38, {"consumerGroup": "readers"})
-            found = [] if answer.code else json.loads(answer.body)["consumerIdList"]
+            received = [] if answer.code else json.loads(answer.body)["consumerIdList"]
 
 
 async def test_a_pull_gets_messages_with_their_properties_and_the_bounds_of_the_queue(
@@ -114,9 +114,9 @@ async def test_a_pull_gets_messages_with_their_properties_and_the_bounds_of_the_
         assert answer.code == 0
         bounds = [answer.fields[name] for name in ("nextBeginOffset", "minOffset", "maxOffset")]
         assert bounds == ["2", "0", "2"]
-        (one, two) = bodies(answer.body)
+        (row, two) = bodies(answer.body)
         expected = {"UNIQ_KEY": "id-one", "TAGS": "red", "CLUSTER": "popmq", "size": "9"}
-        assert one[:3] == (b"one", expected, 0)
+        assert row[:3] == (b"one", expected, 0)
         assert two[0] == b"two"
 
 
@@ -128,13 +128,13 @@ async def test_the_filter_of_a_client_is_its_own_heartbeats_or_that_of_its_pull(
         await send(at, b"two", tag="blue")
         client = await joined(at.proxy, "me@1", expression="blue")
         other = await joined(at.proxy, "me@2", expression="red || green")
-        assert [one[0] for one in bodies((await client.ask(11, pull_fields())).body)] == [b"two"]
-        assert [one[0] for one in bodies((await other.ask(11, pull_fields())).body)] == [b"one"]
+        assert [row[0] for row in bodies((await client.ask(11, pull_fields())).body)] == [b"two"]
+        assert [row[0] for row in bodies((await other.ask(11, pull_fields())).body)] == [b"one"]
         own = pull_fields(sysFlag=4, subscription="red", expressionType="TAG")
-        assert [one[0] for one in bodies((await client.ask(361, own)).body)] == [b"one"]
+        assert [row[0] for row in bodies((await client.ask(361, own)).body)] == [b"one"]
         # The field without its flag means nothing: clients in Go send it empty.
         empty = pull_fields(subscription="")
-        assert [one[0] for one in bodies((await client.ask(11, empty)).body)] == [b"two"]
+        assert [row[0] for row in bodies((await client.ask(11, empty)).body)] == [b"two"]
 
 
 async def test_a_pull_before_the_first_heartbeat_is_asked_to_come_again(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_held_pull_is_answered_by_a_message_and_holds_up_nothing_else(
         assert client.answered() == 0
         await send(at, b"one")
         answer = await client.answer(held)
-        assert [one[0] for one in bodies(answer.body)] == [b"one"]
+        assert [row[0] for row in bodies(answer.body)] == [b"one"]
 
 
 async def test_a_pull_that_finds_nothing_says_whether_it_has_moved(tmp_path: Path) -> None:
@@ -212,17 +212,17 @@ async def test_all_members_of_a_group_are_the_same_at_every_proxy_and_hear_of_ch
     async with orders(tmp_path) as at:
         second = Proxy(SMALL, StaticBrokers(at.ports), SystemClock())
         second.remoting.start()
-        one = await joined(at.proxy, "me@1")
-        await until_members(one, "me@1")
+        row = await joined(at.proxy, "me@1")
+        await until_members(row, "me@1")
         two = await joined(second, "me@2")
-        await until_members(one, "me@1", "me@2")
+        await until_members(row, "me@1", "me@2")
         await until_members(two, "me@1", "me@2")
-        await until(lambda: len(one.pushed) >= 2)  # at most one a second
-        notices = [command for command in one.pushed if command.code == NOTICE]
+        await until(lambda: len(row.pushed) >= 2)  # at most one a second
+        notices = [command for command in row.pushed if command.code == NOTICE]
         assert {command.fields["consumerGroup"] for command in notices} == {"readers"}
         assert all(command.is_one_way for command in notices)
         two.connection.lost()  # a client in Go has no other way to leave
-        await until_members(one, "me@1")
+        await until_members(row, "me@1")
         second.drain()
 
 
@@ -231,19 +231,19 @@ async def test_a_client_leaves_by_saying_so_and_by_a_heartbeat_without_the_group
     tmp_path: Path,
 ) -> None:
     async with orders(tmp_path) as at:
-        one, two, three = [await joined(at.proxy, f"me@{number}") for number in (1, 2, 3)]
-        await until_members(one, "me@1", "me@2", "me@3")
+        row, two, three = [await joined(at.proxy, f"me@{number}") for number in (1, 2, 3)]
+        await until_members(row, "me@1", "me@2", "me@3")
         await two.ask(35, {"clientID": "me@2", "consumerGroup": "readers"})
-        await until_members(one, "me@1", "me@3")
+        await until_members(row, "me@1", "me@3")
         await three.heartbeat()
-        await until_members(one, "me@1")
+        await until_members(row, "me@1")
 
 
 @pytest.mark.more
 async def test_a_list_never_lacks_the_one_that_asks(tmp_path: Path) -> None:
     async with orders(tmp_path) as at:
-        one = await joined(at.proxy, "me@1")
-        await until_members(one, "me@1")
+        row = await joined(at.proxy, "me@1")
+        await until_members(row, "me@1")
         stranger = RemotingClient(at.proxy, "me@2")
         answer = await stranger.ask(38, {"consumerGroup": "readers"})
         assert (answer.code, answer.body) == (14, b"")
@@ -253,8 +253,8 @@ async def test_a_list_never_lacks_the_one_that_asks(tmp_path: Path) -> None:
 @pytest.mark.more
 async def test_a_consumer_that_has_just_joined_waits_for_a_list_with_itself(tmp_path: Path) -> None:
     async with orders(tmp_path) as at:
-        one = await joined(at.proxy, "me@1")
-        await until_members(one, "me@1")
+        row = await joined(at.proxy, "me@1")
+        await until_members(row, "me@1")
         second = Proxy(SMALL, StaticBrokers(at.ports), SystemClock())
         two = await joined(second, "me@2")
         asked = two.send(38, {"consumerGroup": "readers"})
@@ -267,11 +267,11 @@ async def test_a_consumer_that_has_just_joined_waits_for_a_list_with_itself(tmp_
 @pytest.mark.more
 async def test_a_broadcasting_consumer_is_no_member(tmp_path: Path) -> None:
     async with orders(tmp_path) as at:
-        one = await joined(at.proxy, "me@1")
+        row = await joined(at.proxy, "me@1")
         other = RemotingClient(at.proxy, "me@2")
         await other.heartbeat({**group("readers"), "messageModel": "BROADCASTING"})
         assert (await other.ask(11, pull_fields())).code == 19
-        await until_members(one, "me@1")
+        await until_members(row, "me@1")
 
 
 async def test_the_retry_topic_of_a_group_has_a_route_and_a_queue_before_the_first_retry(
@@ -280,7 +280,7 @@ async def test_the_retry_topic_of_a_group_has_a_route_and_a_queue_before_the_fir
     async with orders(tmp_path) as at:
         client = await joined(at.proxy, "me@1")
         route = json.loads((await client.ask(105, {"topic": "%RETRY%readers"})).body)
-        assert [one["readQueueNums"] for one in route["queueDatas"]] == [1]
+        assert [row["readQueueNums"] for row in route["queueDatas"]] == [1]
         place: dict[str, Any] = {"topic": "%RETRY%readers", "queueId": 0}
         assert (await client.ask(14, {**place, "consumerGroup": "readers"})).code == 0
         assert (await client.ask(11, pull_fields(**place))).code == 19
@@ -308,7 +308,7 @@ async def test_a_message_that_is_sent_back_comes_again_and_at_last_becomes_a_dea
         assert (await client.ask(36, {**back, "offset": second[3]})).code == 0
         request = admin_pb2.ListDeadLettersRequest(group="readers", limit=10)
         reply = await at.ask("ListDeadLetters", request, admin_pb2.ListDeadLettersReply)
-        letters = [(one.origin_topic, one.attempts) for one in reply.letters]
+        letters = [(row.origin_topic, row.attempts) for row in reply.letters]
         assert letters == [("orders", 2)]
         redrive = admin_pb2.RedriveRequest(group="readers", limit=10)
         await at.ask("Redrive", redrive, admin_pb2.RedriveReply)
@@ -334,7 +334,7 @@ async def test_a_message_that_a_client_sends_to_its_retry_topic_itself_comes_aga
         assert (await client.ask(310, fields, b"dead")).code == 0
         request = admin_pb2.ListDeadLettersRequest(group="readers", limit=10)
         reply = await at.ask("ListDeadLetters", request, admin_pb2.ListDeadLettersReply)
-        assert [one.attempts for one in reply.letters] == [17]
+        assert [row.attempts for row in reply.letters] == [17]
 
 
 async def test_a_number_that_names_no_message_is_refused(tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ async def test_a_number_that_names_no_message_is_refused(tmp_path: Path) -> None
         await send(at, b"one")
         client = await joined(at.proxy, "me@1")
         (first,) = bodies((await client.ask(11, pull_fields())).body)
-        (found,) = bodies((await client.ask(33, {"offset": first[3]})).body)
-        assert found[0] == b"one"
+        (received,) = bodies((await client.ask(33, {"offset": first[3]})).body)
+        assert received[0] == b"one"
         for offset in (-1, 0, first[3] + 1, 1 << 62):
             answer = await client.ask(33, {"offset": offset})
             assert (answer.code, answer.body) == (1, b"")
@@ -370,15 +370,15 @@ def lock_body(client_id: str, *queues: int, broker: str = "a") -> bytes:
 async def locked(client: RemotingClient, body: bytes) -> list[int]:
     answer = await client.ask(41, body=body)
     assert answer.code == 0, answer.remark
-    return sorted(one["queueId"] for one in json.loads(answer.body)["lockOKMQSet"])
+    return sorted(row["queueId"] for row in json.loads(answer.body)["lockOKMQSet"])
 
 
 async def test_a_queue_is_locked_by_one_consumer_until_it_unlocks_it(tmp_path: Path) -> None:
     async with orders(tmp_path, queues=2) as at:
-        one, two = [await joined(at.proxy, f"me@{number}") for number in (1, 2)]
-        assert await locked(one, lock_body("me@1", 0)) == [0]
+        row, two = [await joined(at.proxy, f"me@{number}") for number in (1, 2)]
+        assert await locked(row, lock_body("me@1", 0)) == [0]
         assert await locked(two, lock_body("me@2", 0, 1)) == [1]
-        one.connection.lost()  # it may come back: the lease stays
+        row.connection.lost()  # it may come back: the lease stays
         assert await locked(two, lock_body("me@2", 0, 1)) == [1]
         again = RemotingClient(at.proxy, "me@1")
         assert await locked(again, lock_body("me@1", 0)) == [0]
@@ -407,7 +407,7 @@ async def test_a_group_that_processes_in_order_makes_dead_letters_of_what_it_giv
         assert (await client.ask(310, fields, b"dead")).code == 0
         request = admin_pb2.ListDeadLettersRequest(group="readers", limit=10)
         reply = await at.ask("ListDeadLetters", request, admin_pb2.ListDeadLettersReply)
-        assert [one.attempts for one in reply.letters] == [2]
+        assert [row.attempts for row in reply.letters] == [2]
 
 
 async def test_a_delayed_message_is_recalled_by_the_handle_of_its_send(tmp_path: Path) -> None:

@@ -134,5 +134,5 @@ async def test_requests_at_random_are_answered_and_no_handler_fails(
             assert (await client.answer(opaque)).is_response
         assert not client.connection.done
         at.proxy.drain()
-    wrong = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    wrong = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert not wrong, wrong[0].exc_text

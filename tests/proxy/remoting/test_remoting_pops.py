@@ -168,8 +168,8 @@ async def test_a_client_that_leaves_balancing_to_the_server_pops_and_pulls_its_r
     async with orders(tmp_path) as at:
         client = await joined(at.proxy, "me@1")
         place = {"topic": "orders", "brokerName": "a", "queueId": -1}
-        one = {"messageQueue": place, "mode": "POP", "attachments": None}
-        assert await assignment(client, "orders") == [one]
+        row = {"messageQueue": place, "mode": "POP", "attachments": None}
+        assert await assignment(client, "orders") == [row]
         await until_members(client, "me@1")
         retry = {"topic": "%RETRY%readers", "brokerName": "a", "queueId": 0}
         assert await assignment(client, "%RETRY%readers") == [
@@ -202,7 +202,7 @@ def test_shares_are_those_that_clients_compute() -> None:
     for strategy in ("AVG", "AVG_BY_CIRCLE"):
         for members in range(1, 12):
             shares = [share(queues, index, members, strategy) for index in range(members)]
-            assert sorted(queue for one in shares for queue in one) == queues
+            assert sorted(queue for share in shares for queue in share) == queues
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert [list(share(queues, index, 3, "AVG")) for index in range(3)] == [
         ["a", "b", "c"],

@@ -47,8 +47,8 @@ async def answer(port: int, context: ssl.SSLContext | None = None) -> Command:
             while True:
                 data = await reader.read(1 << 16)
                 assert data, "the connection was closed"
-                if found := list(frames.feed(data)):
-                    return found[0]
+                if answered := list(frames.feed(data)):
+                    return answered[0]
     finally:
         writer.close()
 
@@ -64,8 +64,8 @@ def without_checks(*protocols: str) -> ssl.SSLContext:
 async def test_the_public_port_and_the_further_one_take_remoting_and_grpc(tmp_path: Path) -> None:
     async with proxy("lean", tmp_path) as ports:
         for port in ports:
-            found = await answer(port)
-            assert (found.code, found.opaque) == (3, 9)
+            answered = await answer(port)
+            assert (answered.code, answered.opaque) == (3, 9)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 async with asyncio.timeout(20):
                     await channel.channel_ready()

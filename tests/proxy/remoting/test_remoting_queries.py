@@ -41,11 +41,11 @@ async def test_messages_are_found_by_key_and_by_id(tmp_path: Path) -> None:
         both = await client.ask(12, query("order-1"))
         assert both.fields.keys() == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
         assert {entry[0] for entry in bodies(both.body)} == {b"one", b"two"}
-        (found,) = bodies((await client.ask(12, query("id-two", by_id=True))).body)
-        assert (found[0], found[1]["UNIQ_KEY"]) == (b"two", "id-two")
+        (stored,) = bodies((await client.ask(12, query("id-two", by_id=True))).body)
+        assert (stored[0], stored[1]["UNIQ_KEY"]) == (b"two", "id-two")
         assert (await client.ask(12, query("id-two", indexType="U"))).code == 0
         assert (await client.ask(12, query("two", maxNum=1))).code == 0
-        viewed = await client.ask(33, {"offset": found[3]})
+        viewed = await client.ask(33, {"offset": stored[3]})
         assert bodies(viewed.body)[0][0] == b"two"
         for nothing in (query("id-two"), query("one", by_id=True), query("one", endTimestamp=1)):
             assert (await client.ask(12, nothing)).code == 22

@@ -76,10 +76,10 @@ async def pulled(at: House) -> list[bytes]:
 
 async def until_pulled(at: House, *expected: bytes) -> None:
     async with asyncio.timeout(20):
-        found: list[bytes] = []
-        while found != list(expected):
+        received: list[bytes] = []
+        while received != list(expected):
             await asyncio.sleep(0.02)
-            found = await pulled(at)
+            received = await pulled(at)
 
 
 async def test_a_half_message_is_seen_when_another_proxy_has_committed_it(tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ async def test_a_check_goes_to_a_producer_of_the_group_that_sent_the_half_messag
 
 async def test_a_producer_that_has_left_is_not_asked(tmp_path: Path) -> None:
     async with payments(tmp_path) as at:
-        one, two, three = [await producer(at.proxy, f"me@{n}", "payers") for n in (1, 2, 3)]
-        await one.ask(35, {"clientID": "me@1", "producerGroup": "payers"})
-        two.connection.lost()
+        first, second, third = [await producer(at.proxy, f"me@{n}", "payers") for n in (1, 2, 3)]
+        await first.ask(35, {"clientID": "me@1", "producerGroup": "payers"})
+        second.connection.lost()
         for _ in range(3):
-            await begin(three, b"x", check_s=1)
-        await until(lambda: len(three.pushed) == 3)
-        assert (one.pushed, two.pushed) == ([], [])
+            await begin(third, b"x", check_s=1)
+        await until(lambda: len(third.pushed) == 3)
+        assert (first.pushed, second.pushed) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -150,20 +150,20 @@ class Broker:
 
     # -- start and stop
 
-    def start(self, judged: EpochStart | None = None) -> None:
+    def start(self, earlier_start: EpochStart | None = None) -> None:
         """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers.
 
-        What is `judged` of the life before is not judged again: by another start on the same log,
-        whose tables these are compared with.
+        `earlier_start`: of another start on the same log, whose tables are compared with these.
+        What it decided about the life before is taken over.
         """
         self.open()
         self.store.recover(self.applier.apply)
         self.timers.recover()
         self._begin()
-        if judged is None and not self.store.stopped_cleanly:
+        if earlier_start is None and not self.store.stopped_cleanly:
             lived = self.timers.files.checkpoint.lived
-            judged = EpochStart.after(self.store.metrics.newest, lived)
-        self.epoch_start = start = judged or EpochStart()
+            earlier_start = EpochStart.after(self.store.metrics.newest, lived)
+        self.epoch_start = start = earlier_start or EpochStart()
         self.store.start_epoch(start.encode())
         self.table.start_epoch(self.store.epoch, start.unanswered_from_ms)
         self._name_log()

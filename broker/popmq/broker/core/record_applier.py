@@ -59,8 +59,8 @@ class RecordApplier:
         self._table = deliveries.table
         self._redriven = deliveries.redriven
         self._timers = timers.service
-        self._departures = timers.departures
-        self._arrivals = timers.arrivals
+        self._departures = timers.outgoing_timers
+        self._arrivals = timers.incoming_timers
         self._receipts = receipts
         self._transactions = transactions
         self.left_out = 0  # intact records that say nothing known
@@ -93,9 +93,11 @@ class RecordApplier:
                 start = EpochStart.decode(record.data[HEADER_SIZE:])
                 self._table.start_epoch(record.header.epoch, start.unanswered_from_ms)
             case RecordKind.SNAPSHOT_MARK:
-                self._timers.apply_classified(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
+                self._timers.apply_classified(
+                    SnapshotMark.decode(record.data[HEADER_SIZE:]).classified
+                )
             case RecordKind.LOG_START:
-                self._timers.apply_classified(LogStart.decode(record.data[HEADER_SIZE:]).judged)
+                self._timers.apply_classified(LogStart.decode(record.data[HEADER_SIZE:]).classified)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 
@@ -119,8 +121,8 @@ class RecordApplier:
             self._table.moved.apply(body)
 
     def _apply_revive(self, record: ScannedRecord) -> None:
-        """One that nobody can read or believe harms what it speaks of: that is delivered again. It
-        stays in the log, where its position tells; all others count."""
+        """If a record is damaged, its messages are delivered again. It stays in the log at its
+        position; all others count."""
         try:
             revive = decode_revive(record.data[HEADER_SIZE:])
             self._table.apply(revive, record.header.log_ms)
@@ -136,7 +138,7 @@ class RecordApplier:
             case TimerRecount() as recount:
                 self._timers.state.apply_recount(recount)
             case TimerMigrationBatch() as departure:
-                self._timers.apply_classified(departure.judged)
+                self._timers.apply_classified(departure.classified)
                 self._departures.apply_departure(departure, record.header.end)
             case TimerMigrationDone() as settled:
                 self._departures.apply_settled(settled)

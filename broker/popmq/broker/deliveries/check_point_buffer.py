@@ -9,9 +9,9 @@ gates do that for the rest: `RequestRunner` before each handler and each step, a
 Check points of groups that chose `buffered` wait here before they are records.  A pop of such
 a group writes nothing, so its reply does not wait for the disk.  Its acks do: they leave as one
 commit of the queue's offset for all acks of one group commit, when they are the head of the
-line, else as the check point with its acks.  What met in memory is no record; the commit names
-it, so that its acks can be repeated.  A crash brings unacked messages back early, and nothing
-that was acked (docs/concepts/pop.md).
+line, else as the check point with its acks.  An ack that finds its check point in memory is not
+written; the commit names it, so that its acks can be repeated.  A crash brings unacked messages
+back early, and nothing that was acked (docs/concepts/pop.md).
 
 The order rule: when a check point becomes a record, those made before it in its queue are
 records already, or over.  A start reads on behind the newest that it finds.

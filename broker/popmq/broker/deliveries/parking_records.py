@@ -54,7 +54,7 @@ class ParkingRecords:
         self._table.on_unblocked(place[1], place[0], place[2])
 
     def unpark(self, record: UnparkRecord, log_ms: int) -> None:
-        """An operator's word, or a message that turned out to be damaged."""
+        """Written by an operator's action, or for a damaged message."""
         key = self._parked.owner(record.parking_id, record.key_offset)
         if key is None:
             return

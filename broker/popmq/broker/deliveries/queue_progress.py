@@ -34,7 +34,7 @@ class QueueProgress:
         self.open: deque[PopCheckPoint] = deque()
 
     def reset_to(self, offset: int) -> None:
-        """An operator's word: the group reads on at `offset`; what it had open counts no more."""
+        """Reset by an operator: the group reads on at `offset`; open deliveries are dropped."""
         self.committed = self.cursor = self.is_logged = offset
         self.in_flight = 0
         self.open.clear()

@@ -54,7 +54,7 @@ class LagHistory:
         last = self.samples[-1]
         if not last.lag:
             return 0.0
-        first = next(one for one in self.samples if last.at_ms - one.at_ms <= WINDOW_MS)
+        first = next(sample for sample in self.samples if last.at_ms - sample.at_ms <= WINDOW_MS)
         worked_off = first.lag - last.lag
         took_ms = last.at_ms - first.at_ms
         return last.lag * took_ms / worked_off / 1_000 if worked_off > 0 else inf

@@ -106,8 +106,8 @@ def _comparison(node: Comparison) -> Test:
         return _equality(compare, _text_of(node.left), _text_of(node.right))
     left, right, order = _number_of(node.left), _number_of(node.right), _ORDERS[compare]
 
-    def test(found: Properties) -> bool | None:
-        value, other = left(found), right(found)
+    def test(properties: Properties) -> bool | None:
+        value, other = left(properties), right(properties)
         return None if value is None or other is None else order(value, other)
 
     return test
@@ -116,8 +116,8 @@ def _comparison(node: Comparison) -> Test:
 def _equality(compare: ComparisonOperator, left: _Read[_V], right: _Read[_V]) -> Test:
     requested = compare is ComparisonOperator.EQUAL
 
-    def test(found: Properties) -> bool | None:
-        value, other = left(found), right(found)
+    def test(properties: Properties) -> bool | None:
+        value, other = left(properties), right(properties)
         return None if value is None or other is None else (value == other) is requested
 
     return test
@@ -199,18 +199,18 @@ def _of_text(name: str, test: Callable[[str], bool | None]) -> Test:
 
 
 def _negated(inner: Test) -> Test:
-    def test(found: Properties) -> bool | None:
-        value = inner(found)
+    def test(properties: Properties) -> bool | None:
+        value = inner(properties)
         return None if value is None else not value
 
     return test
 
 
 def _every(tests: list[Test]) -> Test:
-    def test(found: Properties) -> bool | None:
+    def test(properties: Properties) -> bool | None:
         known = True
         for condition in tests:
-            value = condition(found)
+            value = condition(properties)
             if value is False:
                 return False
             known = known and value is True
@@ -220,10 +220,10 @@ def _every(tests: list[Test]) -> Test:
 
 
 def _some(tests: list[Test]) -> Test:
-    def test(found: Properties) -> bool | None:
+    def test(properties: Properties) -> bool | None:
         known = True
         for condition in tests:
-            value = condition(found)
+            value = condition(properties)
             if value is True:
                 return True
             known = known and value is False

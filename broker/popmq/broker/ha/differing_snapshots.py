@@ -68,8 +68,8 @@ class DifferingSnapshots:
 
     # -- own
 
-    def _path(self, whose: str) -> str:
-        return f"{self._folder}/{whose}/{self._position:020d}"
+    def _path(self, origin: str) -> str:
+        return f"{self._folder}/{origin}/{self._position:020d}"
 
     def _keep_own(self) -> None:
         """The snapshot folder keeps two: a copy stays when they are replaced, or wiped."""
@@ -143,9 +143,9 @@ class DifferingSnapshots:
 
         self._readers.submit(work, done)
 
-    def _write(self, whose: str, data: bytes, offset: int) -> None:
-        self._disk.make_folder(f"{self._folder}/{whose}")
-        file = self._disk.open(self._path(whose) + ".new", create=True)
+    def _write(self, origin: str, data: bytes, offset: int) -> None:
+        self._disk.make_folder(f"{self._folder}/{origin}")
+        file = self._disk.open(self._path(origin) + ".new", create=True)
         try:
             if not offset:
                 file.truncate(0)
@@ -153,8 +153,8 @@ class DifferingSnapshots:
         finally:
             file.close()
 
-    def _finish(self, whose: str) -> None:
-        folder, path = f"{self._folder}/{whose}", self._path(whose)
+    def _finish(self, origin: str) -> None:
+        folder, path = f"{self._folder}/{origin}", self._path(origin)
         file = self._disk.open(path + ".new")
         try:
             file.sync()

@@ -94,7 +94,7 @@ class ClientRequests:
         return self._broker.lites if params.topic.kind.has_lite_topics else self._broker.fifo
 
     def on_clients_report(self, report: ClientsReport) -> Sequence[str]:
-        """A proxy heard these clients; those that left get nothing back any more.
+        """Reports connected clients; deliveries of those that left are released.
 
         Returns the ids of those of which there is no description, and room for one.
         """

@@ -26,9 +26,9 @@ def take_timers(broker: Broker, request: Request) -> bytes:
         )
     broker.store.check_admission()
     for timer in sent.timers:
-        if not broker.timers.arrivals.has_taken(sent.origin, timer.move):
+        if not broker.timers.incoming_timers.has_taken(sent.origin, timer.move):
             _check_topic(broker, timer)
-            broker.timers.arrivals.store_migrated(
+            broker.timers.incoming_timers.store_migrated(
                 sent.origin,
                 IncomingTimer(
                     timer.move,
@@ -73,7 +73,7 @@ def drain(broker: Broker, request: Request) -> bytes:
 
 def _drain_reply(broker: Broker) -> bytes:
     """The encoded DrainReply, as of now."""
-    departures = broker.timers.departures
+    departures = broker.timers.outgoing_timers
     subscribed = broker.lites.subscriptions.topics()
     unread = unread_lites(broker.store, broker.registry, broker.table, subscribed)
     return pb.DrainReply(

@@ -2,8 +2,8 @@
 
 A front poll waits at every broker group like this and pops where something came (RocketMQ: pop
 with notify).  Of all that wait for a group's messages one is told at a time: the others would
-come for nothing.  The next one is told when a receive of the group got something, or TOLD_MS
-later, so that a hit that nobody follows costs the message no more than that.
+come for nothing.  The next one is notified when a receive of the group got something, or
+NOTIFY_AGAIN_MS later: a notification whose receiver does not pop delays the message by that time.
 """
 
 from functools import partial
@@ -16,10 +16,9 @@ from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.broker.pop.pop_service import PopParams
 from popmq.common.protocol.messaging_payloads import OnReply, PopReply, PopRequest, encode_pop_reply
 
-TOLD_MS = 100
-NotifyKey = tuple[
-    int, int, int
-]  # topic, group, and of lite topics the client, who alone has its own
+NOTIFY_AGAIN_MS = 100
+# Topic, group, and of lite topics the client: each client has lite topics of its own.
+NotifyKey = tuple[int, int, int]
 SOMETHING = encode_pop_reply(PopReply([], 1, 0))
 NOTHING = encode_pop_reply(PopReply([], 0, 0))
 
@@ -45,7 +44,7 @@ class PopNotifications:
     def on_popped(self, params: PopParams, *, has_messages: bool) -> None:
         """A receive of the group has looked: what it left is for the next one to be told of.
 
-        While there seems to be something that nobody finds, one is told every TOLD_MS.
+        While messages seem to wait, one receive is notified every NOTIFY_AGAIN_MS.
         """
         key = _told(params)
         if key not in self.notified_until_ms or not (
@@ -65,7 +64,7 @@ class PopNotifications:
 
     def _tell(self, params: PopParams, on_reply: OnReply) -> None:
         key = _told(params)
-        self.notified_until_ms[key] = until_ms = self._broker.waits.boot_ms() + TOLD_MS
+        self.notified_until_ms[key] = until_ms = self._broker.waits.boot_ms() + NOTIFY_AGAIN_MS
         self._broker.polling.retry_at(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
 

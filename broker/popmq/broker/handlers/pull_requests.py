@@ -290,7 +290,7 @@ def send_back(broker: Broker, request: Request) -> bytes:
 
 def members(broker: Broker, request: Request) -> None:
     wanted = pb.MembersRequest.FromString(request.body)
-    groups = {one.name: list(one.client_ids) for one in wanted.groups}
+    groups = {group.name: list(group.client_ids) for group in wanted.groups}
     request.wait(partial(broker.members.cancel, request.number))
     try:
         broker.members.ask(
@@ -300,7 +300,7 @@ def members(broker: Broker, request: Request) -> None:
             wanted.version,
             wait_ms=wanted.wait_ms,
             now_ms=broker.waits.boot_ms(),
-            answer=lambda found: request.answer(_encode_members(found)),
+            answer=lambda member_list: request.answer(_encode_members(member_list)),
         )
     except PopmqError:
         request.stop_waiting()
@@ -310,7 +310,7 @@ def members(broker: Broker, request: Request) -> None:
 def lease(broker: Broker, body: bytes) -> bytes:
     """The reply leaves once this broker is known to lead still: two masters never both grant."""
     wanted = pb.LeaseRequest.FromString(body)
-    queues = [(one.topic, one.queue_id) for one in wanted.queues]
+    queues = [(queue.topic, queue.queue_id) for queue in wanted.queues]
     reply = pb.LeaseReply()
     if wanted.unlock:
         broker.leases.unlock(wanted.group, wanted.client_id, queues)
@@ -327,9 +327,11 @@ def lease(broker: Broker, body: bytes) -> bytes:
     return reply.SerializeToString()
 
 
-def _encode_members(found: MemberList) -> bytes:
-    reply = pb.MembersReply(version=found.version, settled=found.settled, unknown=found.unknown)
-    for name, client_ids in found.groups.items():
+def _encode_members(member_list: MemberList) -> bytes:
+    reply = pb.MembersReply(
+        version=member_list.version, settled=member_list.settled, unknown=member_list.unknown
+    )
+    for name, client_ids in member_list.groups.items():
         reply.groups.add(name=name, client_ids=client_ids)
     return reply.SerializeToString()
 

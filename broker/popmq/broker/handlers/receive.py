@@ -101,7 +101,7 @@ class Receives:
         deliveries, rest = self.clients.pop(params)
         if deliveries:
             end = broker.pop.service.sequence + 1
-            broker.pop.undo.track(number, broker.store.epoch, first, end)
+            broker.pop.pop_rollback.track(number, broker.store.epoch, first, end)
         return deliveries, rest
 
     def reply(
@@ -123,7 +123,7 @@ class Receives:
 
         def leave() -> None:
             if deliveries:
-                broker.pop.undo.send_unless_cancelled(number, answer)
+                broker.pop.pop_rollback.send_unless_cancelled(number, answer)
             else:
                 answer()
 

@@ -67,11 +67,11 @@ class BrokerServer:
         if cancel is not None:
             cancel()
         else:
-            self._broker.pop.undo.cancel(request_id)
+            self._broker.pop.pop_rollback.cancel(request_id)
 
     def answer_lost(self, request_id: int) -> None:
         """The connection broke after this receive was answered: its answer may be lost."""
-        self._broker.pop.undo.doubt(request_id, self._broker.store.log_ms())
+        self._broker.pop.pop_rollback.doubt(request_id, self._broker.store.log_ms())
 
     def end(self) -> None:
         """This broker leads no more: nothing goes on by itself."""

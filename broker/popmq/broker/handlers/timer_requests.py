@@ -37,7 +37,7 @@ def recall(broker: Broker, request: Request) -> ResumableRead[bytes]:
     def step() -> bytes:
         broker.store.guard.check_write()
         outcome = broker.timers.recall.recall(topic_id, message_id, requested.due_ms)
-        moved_to = broker.timers.departures.targets
+        moved_to = broker.timers.outgoing_timers.targets
         return pb.RecallReply(status=_ok(), outcome=outcome, moved_to=moved_to).SerializeToString()
 
     return read_now(step)

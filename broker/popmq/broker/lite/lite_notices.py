@@ -1,7 +1,7 @@
 """LiteNotices: subscriptions to lite topics that ended at the server, of which their clients are
 to hear (docs/concepts/lite-topics.md).
 
-Soft, and said once: to the first proxy that says the client listens to it.  A client that misses
+Best effort, sent once: to the first proxy that says the client listens to it.  A client that misses
 it says its subscription again, which then counts.
 """
 
@@ -36,7 +36,7 @@ class LiteNotices:
             self.take(next(iter(self._waiting)))
 
     def of(self, client: int) -> AbstractSet[str]:
-        """What it is to hear yet."""
+        """The pending notices."""
         waiting = self._waiting.get(client)
         return waiting.names.keys() if waiting is not None else _NONE
 
@@ -50,7 +50,7 @@ class LiteNotices:
             self._count -= 1
 
     def take(self, client: int) -> Sequence[str]:
-        """What it is to hear, which it hears now."""
+        """Removes and returns the pending notices."""
         waiting = self._waiting.pop(client, None)
         if waiting is None:
             return ()

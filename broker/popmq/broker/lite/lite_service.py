@@ -43,7 +43,7 @@ class Action(IntEnum):
     PARTIAL_REMOVE = 1
     COMPLETE_ADD = 2
     COMPLETE_REMOVE = 3
-    TOLD_AGAIN = 4  # by a proxy: adds what a client had said before
+    RESUBSCRIBE = 4  # by a proxy: adds what a client had said before
 
 
 class LiteStart(NamedTuple):

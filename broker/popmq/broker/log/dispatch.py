@@ -113,8 +113,8 @@ class Dispatch(SnapshotTable):
             self._housekeeper.submit(work, _warn_not_deleted)
 
     def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
-        """The queue, opened at first use. TopicNotFound for a topic that is not there: it was
-        deleted since somebody asked about it."""
+        """The queue, opened at first use. TopicNotFound if the topic was deleted after
+        the caller looked it up."""
         queue = self._queues.get((topic_id, queue_id))
         if queue is not None:
             return queue

@@ -76,7 +76,7 @@ class OpenFiles:
     def _make_room(self, limit: int) -> None:
         """Fewer than `limit` are open then, unless more are in use."""
         while len(self._open) >= limit:
-            idle = next((one for one in self._open if one not in self._users), None)
+            idle = next((file for file in self._open if file not in self._users), None)
             if idle is None:
                 return
             # What was written stays in the page cache; fdatasync of the file, opened again,

@@ -349,8 +349,8 @@ class Registry(MetadataTable):
             )
 
     def _quotas_of(self, user: str) -> Quotas:
-        found = self.users.find(user) if user else None
-        return found.quotas if found is not None else _NO_QUOTAS
+        record = self.users.find(user) if user else None
+        return record.quotas if record is not None else _NO_QUOTAS
 
     def _check_topic_quota(self, user: str) -> None:
         quotas = self._quotas_of(user)

@@ -88,7 +88,7 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("refused_in_flight", pops.refused_in_flight)
     yield reading("cold_pops", pops.cold_pops)
     yield reading("pops_held_back", broker.pop.catch_up.throttled)
-    yield reading("pops_undone", broker.pop.undo.rolled_back)
+    yield reading("pops_undone", broker.pop.pop_rollback.rolled_back)
     yield reading("expired_messages", pops.expired)
     yield reading("filtered_messages", pops.filtered)
     yield reading("sql_filters", len(broker.sql_filters))

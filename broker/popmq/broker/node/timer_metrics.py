@@ -24,7 +24,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("cancelled_held", len(state.cancelled)),
         ("far_held", enqueue.far.held),
         ("files_blocked", timers.files.blocked),
-        ("leaving", len(timers.departures.leaving)),
+        ("leaving", len(timers.outgoing_timers.leaving)),
     ):
         yield reading(f"timer_{name}", value)
     windows = [*(f"{window // 1_000}" for window in BUCKETS_MS), "+Inf"]
@@ -44,8 +44,8 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("far_forgotten", enqueue.far.forgotten),
         ("rolled", enqueue.rolled),
         ("moved_bodies", timers.bodies.relocated),
-        ("moved_out", timers.departures.moved),
-        ("moved_in", timers.arrivals.taken),
+        ("moved_out", timers.outgoing_timers.moved),
+        ("moved_in", timers.incoming_timers.taken),
         ("cold_reads", service.cold.trips),
         ("rebuilds", service.rebuilds),
         ("turned_back", service.turned_back),

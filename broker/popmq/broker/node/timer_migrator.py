@@ -87,11 +87,11 @@ class TimerMigrator:
             self._peers = addresses
 
     def wants_peers(self, broker: Broker) -> bool:
-        return broker.registry.draining or broker.timers.departures.is_under_way
+        return broker.registry.draining or broker.timers.outgoing_timers.is_under_way
 
     def step(self, broker: Broker) -> int:
         """Choose a batch, ask for it, or note that it was taken; returns how much was done."""
-        departures = broker.timers.departures
+        departures = broker.timers.outgoing_timers
         if not self.wants_peers(broker):
             departures.waits_for = ""
             self._broker = None
@@ -112,7 +112,7 @@ class TimerMigrator:
     # -- a batch that is on its way
 
     def _step_batch(self, broker: Broker) -> int:
-        departures = broker.timers.departures
+        departures = broker.timers.outgoing_timers
         if self._taken == departures.first:
             if self._refused_by_disk(broker):
                 return 0
@@ -125,7 +125,7 @@ class TimerMigrator:
         return self._cold.run("ask", lambda: self._ask_batch(broker))
 
     def _ask_batch(self, broker: Broker) -> int:
-        departures, target = broker.timers.departures, broker.timers.departures.target
+        departures, target = broker.timers.outgoing_timers, broker.timers.outgoing_timers.target
         if target not in self._peers:
             departures.waits_for = (
                 f"where broker group {target} is, which {len(departures.leaving)} timers are on "
@@ -202,7 +202,7 @@ class TimerMigrator:
         """One that answers, each in turn. A batch is its own from the moment it is named."""
         names = sorted(name for name, address in self._peers.items() if not address.draining)
         if not names:
-            broker.timers.departures.waits_for = (
+            broker.timers.outgoing_timers.waits_for = (
                 "no other broker group takes them: they stay until their time"
                 if self._told
                 else "no controller has said yet where the other broker groups are"
@@ -213,7 +213,7 @@ class TimerMigrator:
         if now_ms - self._answered_ms.get(name, -FRESH_MS) < FRESH_MS:
             return name
         if self._complained:
-            broker.timers.departures.waits_for = self._complained
+            broker.timers.outgoing_timers.waits_for = self._complained
         if not self._asking and now_ms >= self._ask_ms:
             self._turn += 1  # whoever does not answer is passed over
             back = self._turn - 1
@@ -229,7 +229,7 @@ class TimerMigrator:
         limit = self._settings.timer.cancelled_limit
         room = limit - limit // _KEPT_FREE - len(broker.timers.state.cancelled)
         if room < 1:
-            broker.timers.departures.waits_for = (
+            broker.timers.outgoing_timers.waits_for = (
                 f"{len(broker.timers.state.cancelled)} timers that were moved or recalled are "
                 f"remembered, and the limit is {limit} (timer.cancelled_limit), of which a tenth "
                 "is left to recalls: raise it, or the others stay until their time"
@@ -242,7 +242,7 @@ class TimerMigrator:
     def _leave(self, broker: Broker, target: str, limit: int) -> int:
         timers = self._next_timers(broker, limit)
         if timers:
-            broker.timers.departures.start_migration(target, self._origin, timers)
+            broker.timers.outgoing_timers.start_migration(target, self._origin, timers)
             pace_ms = 1_000 * len(timers) // self._settings.timer.moves_per_second
             self._due_ms = self._now_ms() + pace_ms
             self._turn += 1
@@ -302,13 +302,13 @@ class TimerMigrator:
         try:
             broker.store.guard.check_write()
         except PopmqError as full:
-            broker.timers.departures.waits_for = str(full)
+            broker.timers.outgoing_timers.waits_for = str(full)
             return True
         return False
 
     def _complain(self, broker: Broker, reason: str) -> None:
         """Once for each reason."""
-        broker.timers.departures.waits_for = reason
+        broker.timers.outgoing_timers.waits_for = reason
         if reason != self._complained:
             self._complained = reason
             logger.warning("timers are not moved", extra={"reason": reason})

@@ -90,7 +90,7 @@ class GroupMembers:
 
     def step(self, now_ms: int) -> None:
         """Forget proxies that are gone, and end the waits whose time is over."""
-        waiting = {one.proxy for one in self._waiting.values()}
+        waiting = {waiter.proxy for waiter in self._waiting.values()}
         for name, proxy in list(self._proxies.items()):
             if name not in waiting and now_ms - proxy.heard_ms > ABSENT_MS:
                 self._replace(proxy, {})
@@ -108,12 +108,16 @@ class GroupMembers:
     def check_invariants(self) -> None:
         groups = {name for proxy in self._proxies.values() for name in proxy.groups}
         assert groups <= self._versions.keys(), "a group without a version"
-        assert all(one <= self._version for one in self._versions.values())
+        assert all(version <= self._version for version in self._versions.values())
 
     def _replace(self, proxy: _Proxy, members: Members) -> None:
         """Its list from now on; groups whose members differ get a new version."""
         count = sum(map(len, members.values()))
-        others = sum(len(ids) for one in self._proxies.values() for ids in one.groups.values())
+        others = sum(
+            len(ids)
+            for known_proxy in self._proxies.values()
+            for ids in known_proxy.groups.values()
+        )
         if count and count + others > 2 * MEMBERS_LIMIT:
             raise TooManyRequests(f"{MEMBERS_LIMIT} members of groups are the limit of a cluster")
         new = {name: frozenset(ids) for name, ids in members.items()}
@@ -127,7 +131,7 @@ class GroupMembers:
             self._version += 1
             self._versions |= dict.fromkeys(touched, self._version)
             for name in touched:
-                if not any(name in one.groups for one in self._proxies.values()):
+                if not any(name in known_proxy.groups for known_proxy in self._proxies.values()):
                     del self._versions[name]
 
     def _answer_changed(self, now_ms: int) -> None:
@@ -145,6 +149,6 @@ class GroupMembers:
 
     def _members(self, group: str) -> Sequence[str]:
         lists: Iterable[frozenset[str]] = (
-            one.groups.get(group, frozenset()) for one in self._proxies.values()
+            proxy.groups.get(group, frozenset()) for proxy in self._proxies.values()
         )
         return sorted(frozenset().union(*lists))

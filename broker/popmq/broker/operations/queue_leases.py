@@ -54,7 +54,8 @@ class QueueLeases:
     def is_ordered(self, group: str, now_ms: int) -> bool:
         """Whether a consumer of the group holds a queue here."""
         return any(
-            one == group and now_ms < until_ms for (one, _), (_, until_ms) in self._leases.items()
+            holder == group and now_ms < until_ms
+            for (holder, _), (_, until_ms) in self._leases.items()
         )
 
     def step(self, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""PopRollback: a receive whose client left before the reply did is as if it never was.
+"""PopRollback: undoes a receive whose client disconnected before the reply.
 
 What it popped comes back at the next revive step with the same attempt number: as a retry, or in
 place in a FIFO group.  That record is the undoing; a crash before it is written leaves an

@@ -33,6 +33,6 @@ class PopServices:
         self.service = PopService(
             store, registry, deliveries, self.catch_up, limits, broker=name, rng=rng
         )
-        self.undo = PopRollback(deliveries.table)
+        self.pop_rollback = PopRollback(deliveries.table)
         self.revive = ReviveService(store, registry, deliveries)
         self.acks = AckService(store, registry, deliveries, self.service, self.revive, broker=name)

@@ -409,7 +409,7 @@ class MessageStore:
         attempt: int = 1,
         stamp: Stamp | None = None,
     ) -> int:
-        """Append a message; returns its queue offset. Wait for `end` before you tell anyone.
+        """Append a message; returns its queue offset. Reply once `confirmed >= end`.
 
         `stamp` is of this step, where many are put in one.
         """

@@ -1,11 +1,11 @@
 """Records by which replicas stay equal: none of them belongs to a queue (big-endian).
 
-    SNAPSHOT_MARK  0 judged u64     the master begins a snapshot behind this record
-    STATE_HASH     0 position u64 | 8 hash 16 bytes     of the master's snapshot of that position
-    LOG_START      0 position u64 | 8 judged u64        the master deletes what lies below
+    SNAPSHOT_MARK  0 classified u64                   the master begins a snapshot after this record
+    STATE_HASH     0 position u64 | 8 hash 16 bytes   of the master's snapshot of that position
+    LOG_START      0 position u64 | 8 classified u64  the master deletes what lies below
 
-`judged` is how many records of the timer queue its timers have taken: the one thing in the tables
-that is no function of the records before (each firing says the same, common/record/timer_token.py).
+`classified` is how many records of the timer queue its timers have taken: the one thing in the
+tables that is no function of the records before (each firing has it, common/record/timer_token.py).
 """
 
 import struct
@@ -18,10 +18,10 @@ _START = struct.Struct(">QQ")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMark:
-    judged: int
+    classified: int
 
     def encode(self) -> bytes:
-        return _MARK.pack(self.judged)
+        return _MARK.pack(self.classified)
 
     @classmethod
     def decode(cls, body: bytes) -> "SnapshotMark":
@@ -45,10 +45,10 @@ class StateHash:
 @dataclass(frozen=True, slots=True)
 class LogStart:
     position: int
-    judged: int
+    classified: int
 
     def encode(self) -> bytes:
-        return _START.pack(self.position, self.judged)
+        return _START.pack(self.position, self.classified)
 
     @classmethod
     def decode(cls, body: bytes) -> "LogStart":

@@ -55,7 +55,7 @@ class TimerQueue:
         token: TimerToken,
         stamp: Stamp | None = None,
     ) -> Timer:
-        """Store a timer's record; wait for the store's end before you tell anyone."""
+        """Store a timer's record; reply once the store's end is confirmed."""
         moved = token.moved_from is not None
         encoded = token.encode()
         offset = self._store.put_message(

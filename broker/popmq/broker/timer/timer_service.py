@@ -198,7 +198,7 @@ class TimerService:
 
     def apply_ended(self, token: FiringToken) -> None:
         """The end of a timer, at recovery."""
-        self.enqueue.judge_until(token.judged)
+        self.enqueue.judge_until(token.classified)
         self.state.ended(token)
 
     @property
@@ -295,7 +295,7 @@ class TimerService:
         room = _STEP_BYTES - self._store.pending_bytes
         copies: list[MessageCopy] = []
         topic_by_id = self._registry.topic_by_id
-        judged, known = self.state.classified, -1
+        classified, known = self.state.classified, -1
         for (due_ms, identity, unit, of_topic, late), body in zip(batch, bodies, strict=True):
             if body is None or room <= 0:
                 break
@@ -305,7 +305,7 @@ class TimerService:
                     break
                 known = topic_id
             room -= unit[1]
-            ending = encode_fired(of_topic, due_ms, identity, judged, offset, late)
+            ending = encode_fired(of_topic, due_ms, identity, classified, offset, late)
             copy = (topic_id, queue_id, tag_hash, ending, head_size, both)
             copies.append(_new(MessageCopy, copy))
         if not copies:

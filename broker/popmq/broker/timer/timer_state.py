@@ -137,7 +137,7 @@ class TimerState(SnapshotTable):
     def skip(self, offset: int, *, log_start: int = 0) -> None:
         """Records below `offset` are not there any more, or their timers are over.
 
-        None of a position below `log_start` is judged again: recalls of them may be forgotten.
+        Records below `log_start` are not classified again: their recalls may be gone.
         """
         if offset > self.classified:
             self.classified = offset

@@ -61,9 +61,9 @@ class Timers:
             wall_ms=clock.wall_ms,
             on_damage=self.service.rebuild,
         )
-        self.departures = OutgoingTimers(store, self.state)
-        self.arrivals = IncomingTimers(self.admission)
-        self.tables = (self.state, self.departures, self.arrivals)  # of snapshots
+        self.outgoing_timers = OutgoingTimers(store, self.state)
+        self.incoming_timers = IncomingTimers(self.admission)
+        self.tables = (self.state, self.outgoing_timers, self.incoming_timers)  # of snapshots
         self.recall = TimerRecall(
             store,
             queue,
@@ -73,9 +73,9 @@ class Timers:
             settings,
             clock.wall_ms,
             self.service.is_firing,
-            self.departures,
+            self.outgoing_timers,
         )
-        self.bodies = TimerBodies(store, queue, self.state, self.departures)
+        self.bodies = TimerBodies(store, queue, self.state, self.outgoing_timers)
         self._settings = settings
         self._wall_ms = clock.wall_ms
         self.forecast = TimerForecast(

@@ -187,11 +187,11 @@ def rehearse(
 
 
 def _unordered(broker: Broker) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    findings: dict[str, list[str]] = {}
     for pair in met_pairs(broker.registry, broker.table):
         if pair is not None and loses_order(pair.group, pair.topic):
-            found.setdefault(pair.group.name, []).append(pair.topic.name)
-    return found
+            findings.setdefault(pair.group.name, []).append(pair.topic.name)
+    return findings
 
 
 def _run(args: Args) -> int:

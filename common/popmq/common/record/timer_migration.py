@@ -31,7 +31,7 @@ class TimerMigrationBatch(NamedTuple):
 
         0  version u8 = 6 | 1 reserved u8 | 2 size of target's name u16 | 4 timers u32
         8  first u64       number of the first move; the others follow it
-        16 judged u64      records of the timer queue that had been enqueued
+        16 classified u64  records of the timer queue that had been enqueued
         24 origin u64      whose moves they are: a number that each life of a master throws
         32 target          then of each timer:
            due_ms u64, identity u64, position u64, size u32, topic_id u32
@@ -41,7 +41,7 @@ class TimerMigrationBatch(NamedTuple):
 
     target: str
     first: int
-    judged: int
+    classified: int
     origin: int
     timers: tuple[MigratingTimer, ...]
 
@@ -53,7 +53,7 @@ class TimerMigrationBatch(NamedTuple):
             len(name),
             len(self.timers),
             self.first,
-            self.judged,
+            self.classified,
             self.origin,
         )
         return b"".join((head, name, *(_LEAVING.pack(*timer) for timer in self.timers)))
@@ -61,12 +61,12 @@ class TimerMigrationBatch(NamedTuple):
     @classmethod
     def decode(cls, data: bytes) -> "TimerMigrationBatch":
         """struct.error for another number of bytes."""
-        _, _, name_size, count, first, judged, origin = _HEAD.unpack_from(data)
+        _, _, name_size, count, first, classified, origin = _HEAD.unpack_from(data)
         at = _HEAD.size + name_size
         if len(data) != at + count * _LEAVING.size:
             raise struct.error(f"{count} timers that leave in {len(data)} bytes")
         timers = tuple(MigratingTimer(*fields) for fields in _LEAVING.iter_unpack(data[at:]))
-        return cls(data[_HEAD.size : at].decode(), first, judged, origin, timers)
+        return cls(data[_HEAD.size : at].decode(), first, classified, origin, timers)
 
 
 class TimerMigrationDone(NamedTuple):

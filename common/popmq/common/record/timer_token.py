@@ -95,7 +95,7 @@ class FiringToken(NamedTuple):
 
         0  version u8 = 4 | 1 flags u8: 1 late | 2 outcome u16 (`TimerEnd`) | 4 topic_id u32
         8  due_ms u64 | 16 identity u64      of the timer
-        24 judged u64      records of the timer queue that had been enqueued
+        24 classified u64  records of the timer queue that had been enqueued
         32 offset u64      of the timer's newest record in its queue
 
     Whoever applies the record moves the cursor, or takes the late timer out.
@@ -104,32 +104,32 @@ class FiringToken(NamedTuple):
     topic_id: int  # where the message was to go
     due_ms: int
     identity: int
-    judged: int
+    classified: int
     offset: int
     late: bool = False
     outcome: TimerEnd = TimerEnd.FIRED
 
     def encode(self) -> bytes:
-        topic_id, due_ms, identity, judged, offset, late, outcome = self
+        topic_id, due_ms, identity, classified, offset, late, outcome = self
         flags = _LATE if late else 0
         return _FIRING.pack(
-            FIRING_VERSION, flags, outcome, topic_id, due_ms, identity, judged, offset
+            FIRING_VERSION, flags, outcome, topic_id, due_ms, identity, classified, offset
         )
 
     @classmethod
     def decode(cls, data: bytes) -> "FiringToken":
         """struct.error for another number of bytes; ValueError for an unknown outcome."""
-        _, flags, outcome, topic, due, identity, judged, offset = _FIRING.unpack(data)
+        _, flags, outcome, topic, due, identity, classified, offset = _FIRING.unpack(data)
         late = bool(flags & _LATE)
-        return cls(topic, due, identity, judged, offset, late, TimerEnd(outcome))
+        return cls(topic, due, identity, classified, offset, late, TimerEnd(outcome))
 
 
 def encode_fired(
-    topic_id: int, due_ms: int, identity: int, judged: int, offset: int, late: bool
+    topic_id: int, due_ms: int, identity: int, classified: int, offset: int, late: bool
 ) -> bytes:
     """The bytes of a FiringToken of a timer that fired: this runs for all that do."""
     flags = _LATE if late else 0
-    return _FIRING.pack(FIRING_VERSION, flags, 0, topic_id, due_ms, identity, judged, offset)
+    return _FIRING.pack(FIRING_VERSION, flags, 0, topic_id, due_ms, identity, classified, offset)
 
 
 class TimerRecount(NamedTuple):

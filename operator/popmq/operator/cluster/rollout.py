@@ -71,7 +71,8 @@ def _replicated(group: RolloutGroup, stale: Sequence[Pod], template: str) -> Act
     if health is None:
         return Wait(f"no controller says who leads {group.name}")
     if not health.master:
-        return Wait(f"nobody leads {group.name}: {health.trouble or 'an election is going on'}")
+        problem = health.trouble or "an election is going on"
+        return Wait(f"group {group.name} has no master: {problem}")
     slaves = [pod for pod in stale if pod.name != health.master]
     pod = slaves[0] if slaves else stale[0]
     if refusal := loss(group, pod):

@@ -153,12 +153,12 @@ def _open(spec: ClusterSpec) -> ConditionValue:
 def _console(spec: ClusterSpec, use: UsersUse, pods: Sequence[Manifest]) -> ConditionValue:
     assert spec.console is not None
     if not any(condition(pod, "Ready") == "True" for pod in pods):
-        said = next((said for pod in pods if (said := _last_words(pod))), "")
-        if EXTRA in said:
-            why = f"image {spec.console.image} has no console: {said}"
+        words = next((words for pod in pods if (words := _last_words(pod))), "")
+        if EXTRA in words:
+            why = f"image {spec.console.image} has no console: {words}"
             return ConditionValue(FALSE, "ImageLacksConsole", why)
         names = ", ".join(sorted(map(name_of, pods))) or "its pod is not made yet"
-        return ConditionValue(FALSE, "NotReady", f"{names}: {said}" if said else names)
+        return ConditionValue(FALSE, "NotReady", f"{names}: {words}" if words else names)
     if use is UsersUse.NONE and not spec.console.open_to_anybody:
         why = (
             "the console asks for a login and the cluster has no users: set spec.auth.mode, or "

@@ -247,12 +247,12 @@ class DeclaredReconciler:
         except ApiError as error:
             if error.is_transient:
                 raise
-            names = {"kind": decision.one.kind.kind, "object": decision.one.object_name}
+            names = {"kind": decision.resource.kind.kind, "object": decision.resource.object_name}
             logger.warning("status refused", extra={**names, "reason": str(error)})
 
     async def _tell(self, decision: Decision, refusal: str) -> None:
         """The finalizer, the status, and an event where something was done."""
-        resource, api = decision.one, self._api
+        resource, api = decision.resource, self._api
         if await self._let_go(decision, refusal):
             return
         metadata = resource.manifest["metadata"]
@@ -282,7 +282,7 @@ class DeclaredReconciler:
     async def _hold(self, decisions: Sequence[Decision]) -> None:
         """Before anything is made: what goes with its object must not outlive it."""
         for decision in decisions:
-            resource = decision.one
+            resource = decision.resource
             finalizers = resource.manifest["metadata"].get("finalizers") or []
             if resource.delete and not resource.is_deleting and FINALIZER not in finalizers:
                 self._check()
@@ -291,7 +291,7 @@ class DeclaredReconciler:
 
     async def _let_go(self, decision: Decision, refusal: str) -> bool:
         """Whether the object is about to be gone."""
-        resource = decision.one
+        resource = decision.resource
         if resource.delete and (refusal or not decision.release):
             return False
         finalizers = resource.manifest["metadata"].get("finalizers") or []

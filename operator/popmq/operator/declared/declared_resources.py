@@ -77,7 +77,7 @@ class DeclaredResource:
 class Decision:
     """`verdict` holds once `change` is done; `release`: then our finalizer may go."""
 
-    one: DeclaredResource
+    resource: DeclaredResource
     verdict: ConditionValue
     change: Change | None = None
     drift: Sequence[str] = ()
@@ -141,7 +141,7 @@ def decide_unreachable(
 
 def declared_status(decision: Decision, refusal: str, generation: int, now: datetime) -> Manifest:
     """`refusal` is what the cluster said to the change, if it said no."""
-    before = decision.one.manifest.get("status") or {}
+    before = decision.resource.manifest.get("status") or {}
     verdict, drift = decision.verdict, list(before.get("drift") or [])
     if refusal:
         verdict = ConditionValue(FALSE, "Refused", refusal)
@@ -193,7 +193,7 @@ def _unless(paused: bool, decision: Decision, what: str) -> Decision:
     if not paused:
         return decision
     why = f"popmq.io/pause of the cluster is true: {what}"
-    return Decision(decision.one, ConditionValue(FALSE, "Paused", why))
+    return Decision(decision.resource, ConditionValue(FALSE, "Paused", why))
 
 
 def _ready(resource: DeclaredResource) -> ConditionValue:
@@ -204,12 +204,12 @@ def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> Conditi
     if decision.drift:
         reason = "PutRight" if decision.verdict.status == TRUE else "CannotPutRight"
         return ConditionValue(TRUE, reason, "; ".join(decision.drift))
-    old = at(decision.one.manifest, "status", "conditions") or []
+    old = at(decision.resource.manifest, "status", "conditions") or []
     known = next((condition for condition in old if condition["type"] == "Drifted"), None)
     if known is None or known["status"] != TRUE or not drift:
         return ConditionValue(FALSE, "AsWanted", "")
     since = drift[-1].partition(" ")[0]
-    is_new = since >= (now - DRIFT_SHOWN).strftime(STAMP) and decision.one.was_looked_at
+    is_new = since >= (now - DRIFT_SHOWN).strftime(STAMP) and decision.resource.was_looked_at
     if is_new or decision.verdict.reason == "CannotChange":
         return ConditionValue(TRUE, known["reason"], known["message"])
     return ConditionValue(FALSE, "AsWanted", "")

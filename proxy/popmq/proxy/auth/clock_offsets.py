@@ -77,12 +77,12 @@ def zones_that_step_back(now_ms: int, step: int) -> frozenset[int]:
 def _stepping_back(quarter: int, step: int) -> frozenset[int]:
     at = datetime.fromtimestamp(quarter * 15 * 60, UTC)
     before, after = at - timedelta(hours=1), at + timedelta(minutes=15)
-    found = set()
+    offsets = set()
     for zone in _zones():
         old, new = zone.utcoffset(before.astimezone(zone)), zone.utcoffset(after.astimezone(zone))
         if old is not None and new is not None and old - new == timedelta(minutes=step):
-            found.add(int(old.total_seconds()) // 60)
-    return frozenset(found)
+            offsets.add(int(old.total_seconds()) // 60)
+    return frozenset(offsets)
 
 
 @lru_cache(maxsize=1)

@@ -127,7 +127,7 @@ class Identity:
         self._check_wait(host, access_key)
         for left in reversed(range(len(contents))):
             try:
-                found = self.check_signature(access_key, signature, contents[-1 - left])
+                verified = self.check_signature(access_key, signature, contents[-1 - left])
             except AccessRefused as refused:
                 if left:
                     continue
@@ -135,7 +135,7 @@ class Identity:
                     self._waits.failed(host, access_key, self._clock.boot_ms())
                 raise
             self._waits.succeeded(host, access_key, self._clock.boot_ms())
-            return found
+            return verified
         raise AssertionError("something is signed")
 
     def _check_wait(self, host: str, access_key: str) -> None:

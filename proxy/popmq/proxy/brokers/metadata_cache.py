@@ -102,7 +102,7 @@ class MetadataCache:
         self._topics.get(name, looked)
 
     def known_topic(self, name: str) -> TopicConfig | None:
-        """What `topic` would tell at once; None if it has to ask, or to think."""
+        """The cached topic, or None if a request is needed."""
         return self._topics.known(name, self._clock.boot_ms())
 
     def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:

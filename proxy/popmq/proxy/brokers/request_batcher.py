@@ -110,7 +110,7 @@ class RequestBatcher(Generic[R]):
             results = self._decode(answer)
         except PopmqError as error:
             return error
-        # Nobody can say whose are missing: every member fails on having none.
+        # Results cannot be matched to members, so all fail.
         return results if len(results) == len(joint.parts) else ()
 
 

@@ -46,11 +46,11 @@ class AckLane(CallLane[bytes, AckResult]):
         routes: MetadataCache,
         metrics: ProxyMetrics,
         access: LaneAccess,
-        heard: Callable[[str, Caller], None],
+        on_client: Callable[[str, Caller], None],
         enabled: bool,
     ) -> None:
         name, general = "AckMessage", acks.start
-        super().__init__(name, acks.acks, metrics, access, heard, refuse_ack, general, enabled)
+        super().__init__(name, acks.acks, metrics, access, on_client, refuse_ack, general, enabled)
         self._acks = acks
         self._brokers = brokers
         self._routes = routes

@@ -121,7 +121,7 @@ class CallLane(Generic[K, R]):
         batcher: RequestBatcher[R],
         metrics: ProxyMetrics,
         access: LaneAccess,
-        heard: Callable[[str, Caller], None],
+        on_client: Callable[[str, Caller], None],
         refusal: Refusal,
         general: Callable[[Rpc], None],
         enabled: bool,
@@ -133,7 +133,7 @@ class CallLane(Generic[K, R]):
         self._batcher = batcher
         self._metrics = metrics
         self._access = access
-        self.heard = heard
+        self.on_client = on_client
         self._refusal = refusal
         self._took = metrics.taken(name)
         # Of the run in progress.

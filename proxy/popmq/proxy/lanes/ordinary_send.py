@@ -2,9 +2,9 @@
 
 Nearly every send looks alike: one message without a delivery time, a transaction, or anything
 else that takes thought.  Such a request is checked and cut into its slices (D5) without protobuf
-objects.  What is here only ever says "this is fine": whatever is unusual, wrong or not known here
-makes it None, and the general path (`send.py`, `convert.py`, `validate.py`) gives the answer.  Both
-store the same bytes.
+objects.  This module accepts common messages only: for anything unusual, wrong or unknown here
+the result is None, and the general path (`send.py`, `convert.py`, `validate.py`) gives the answer.
+Both store the same bytes.
 """
 
 import re
@@ -51,7 +51,7 @@ _HOST = _P.BORN_HOST_FIELD_NUMBER << 3 | 2
 _QUEUE = _P.QUEUE_ID_FIELD_NUMBER << 3
 # The first bytes of tags whose second byte is 1.
 _GROUP, _TRACE = 0x8A, 0x92
-_PRIORITY = 0xB0  # the Node client says 0 with every message
+_PRIORITY = 0xB0  # the Node client sends priority 0 with every message
 _ENCODED, _HAS_HOST, _HAS_BIRTH = 1, 2, 4
 _NOTHING_MISSING = _ENCODED | _HAS_HOST | _HAS_BIRTH
 
@@ -156,7 +156,7 @@ def _with_properties(
     if fields is None:
         return None
     message_id, claimed, group, tag, there, queue = fields
-    if queue >= 0:  # the server's to say
+    if queue >= 0:  # clients may not set this property
         sent = sent[:queue] + sent[queue + 2 :]
     name = _TOPICS.get(topic) or _topic_name(topic)
     if not message_id or claimed not in _PLAIN_TYPES:

@@ -31,11 +31,13 @@ class SendLane(CallLane[bytes, PutResult]):
         clock: Clock,
         metrics: ProxyMetrics,
         access: LaneAccess,
-        heard: Callable[[str, Caller], None],
+        on_client: Callable[[str, Caller], None],
         enabled: bool,
     ) -> None:
         name, general = "SendMessage", sends.start
-        super().__init__(name, sends.puts, metrics, access, heard, refuse_send, general, enabled)
+        super().__init__(
+            name, sends.puts, metrics, access, on_client, refuse_send, general, enabled
+        )
         self._sends = sends
         self._brokers = brokers
         self._routes = routes

@@ -132,7 +132,8 @@ def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckR
     if all(item.code == Code.OK for item in results):
         return acked_ok(entries)
     code = common_code([item.code for item in results])
-    text = results[0].message if code == results[0].code else "the entries fared differently"
+    differing = "entries had different results; see each entry"
+    text = results[0].message if code == results[0].code else differing
     reply = service.AckMessageResponse(status=status(code, text or "OK"))
     for entry, result in zip(entries, results, strict=True):
         reply.entries.add(

@@ -22,7 +22,7 @@ from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.rpc import Answer, Rpc
 
-TOLD_AGAIN = 4  # an action between our processes: adds, and begins nothing
+RESUBSCRIBE = 4  # an action between our processes: adds, and begins nothing
 _REMEMBERED_MS = 35_000  # clients say everything each 30 s
 _AGAIN_MS = 5_000
 _AWAY = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT, Code.NOT_MASTER)
@@ -127,7 +127,7 @@ class SyncLiteSubscription:
                 topic=topic,
                 group=group,
                 client_id=client_id,
-                action=TOLD_AGAIN,
+                action=RESUBSCRIBE,
                 names=sorted(reply.names),
             )
             body = sync.SerializeToString()

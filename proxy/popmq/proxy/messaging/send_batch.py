@@ -51,7 +51,7 @@ def send_reply(
         return sent_ok(results, message_ids, recall_handles)
     code = common_code([result.code for result in results])
     first = results[0]
-    text = first.message if first.code == code else "the messages fared differently"
+    text = first.message if first.code == code else "messages had different results; see each entry"
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[

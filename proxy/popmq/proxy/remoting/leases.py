@@ -96,15 +96,15 @@ def _by_broker(data: object) -> dict[str, list[LeasedQueue]]:
             Code.BAD_REQUEST, f"mqSet of {len(items)} queues is over the limit of {QUEUES_LIMIT}"
         )
     queues: dict[str, list[LeasedQueue]] = {}
-    for one in items:
-        fields = one if isinstance(one, dict) else {}
+    for item in items:
+        fields = item if isinstance(item, dict) else {}
         topic, number = fields.get("topic"), fields.get("queueId")
         broker = fields.get("brokerName")
         named = isinstance(topic, str) and isinstance(broker, str) and is_broker_name(broker)
         if not (named and isinstance(number, int) and 0 <= number < 1 << 31):
             raise Refused(
                 Code.BAD_REQUEST,
-                f"a queue of mqSet needs topic, brokerName and queueId: {one!r:.200}",
+                f"a queue of mqSet needs topic, brokerName and queueId: {item!r:.200}",
             )
         queues.setdefault(str(broker), []).append(LeasedQueue(topic=str(topic), queue_id=number))
     if len(queues) > BROKERS_LIMIT:

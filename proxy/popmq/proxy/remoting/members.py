@@ -101,14 +101,16 @@ class GroupMembership(OwnerWait):
     def _answer_known(self) -> None:
         asked, self._asked = self._asked, []
         now_ms = self._clock.boot_ms()
-        for one in asked:
+        for request in asked:
             try:
-                one.answer(self.members(one.group, one.client_id))
+                request.answer(self.members(request.group, request.client_id))
             except Unavailable as error:
-                if now_ms < one.until_ms and one.client_id in self._own.get(one.group, ()):
-                    self._asked.append(one)
+                if now_ms < request.until_ms and request.client_id in self._own.get(
+                    request.group, ()
+                ):
+                    self._asked.append(request)
                 else:
-                    one.answer(error)
+                    request.answer(error)
 
     def _report(self) -> None:
         """The owner gets the list of now instead of the one of before."""

@@ -166,8 +166,11 @@ class Pops:
                 *(broker, delivery.queue_id, delivery.queue_offset, delivery.handle.decode()),
             )
             parts.append(self._stored(request, delivery, " ".join(map(str, words))))
-        starts = (f"0 {queue} {min(found)}" for queue, found in offsets.items())
-        lists = (f"0 {queue} {','.join(map(str, found))}" for queue, found in offsets.items())
+        starts = (f"0 {queue} {min(queue_offsets)}" for queue, queue_offsets in offsets.items())
+        lists = (
+            f"0 {queue} {','.join(map(str, queue_offsets))}"
+            for queue, queue_offsets in offsets.items()
+        )
         fields = {
             "popTime": str(popped_ms),
             "invisibleTime": str(invisible_ms),

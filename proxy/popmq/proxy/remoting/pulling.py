@@ -56,14 +56,14 @@ class Pulls:
     def pull(self, request: Request) -> None:
         group, topic = request.text("consumerGroup"), request.text("topic")
         check_pulled_topic(topic, group)
-        found = self._subscription(request, group, topic)
-        if found is None:
+        subscription = self._subscription(request, group, topic)
+        if subscription is None:
             request.end(
                 ResultCode.SUBSCRIPTION_NOT_LATEST,
                 f"no heartbeat of this client has named topic {topic} in group {group} yet",
             )
             return
-        filter_type, expression = found
+        filter_type, expression = subscription
         suspend = bool(request.number("sysFlag", 0) & SUSPEND) and not self._draining
         wait_ms = max(0, request.number("suspendTimeoutMillis", 0)) if suspend else 0
         offset = request.number("queueOffset")
@@ -152,13 +152,13 @@ class Pulls:
             host = self._addresses.of(request.connection)
             forms = (
                 stored_form(
-                    one,
+                    message,
                     request.number("queueId"),
                     store_host=host,
                     cluster=self._settings.cluster.name,
                     body_limit=self._settings.lean.max_inflated_bytes,
                 )
-                for one in reply.messages
+                for message in reply.messages
             )
             request.ok(fields, encode_all(forms))
         elif reply.next_offset > asked_offset:

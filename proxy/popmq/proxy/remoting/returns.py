@@ -59,15 +59,15 @@ class Returns:
         self._read(request, broker, partial(self._read_to_return, request, broker, group))
 
     def _read_to_return(
-        self, request: Request, broker: str, group: str, found: wire.ReadMessageReply
+        self, request: Request, broker: str, group: str, stored: wire.ReadMessageReply
     ) -> None:
-        copy = returned_copy(found.message, found.topic, found.queue_id)
+        copy = returned_copy(stored.message, stored.topic, stored.queue_id)
         asked = wire.SendBackRequest(
             group=group,
             topic=copy.origin_topic,
             queue_id=copy.first_place[0],
             queue_offset=copy.first_place[1],
-            head=found.message.head,
+            head=stored.message.head,
             tag_hash=tag_hash(copy.tag),
             attempt=copy.reconsume_times + 1,
         )
@@ -151,10 +151,10 @@ class Returns:
         broker = request.broker(self._brokers.names(), "")
         self._read(request, broker, partial(self._viewed, request))
 
-    def _viewed(self, request: Request, found: wire.ReadMessageReply) -> None:
+    def _viewed(self, request: Request, stored: wire.ReadMessageReply) -> None:
         form = stored_form(
-            found.message,
-            found.queue_id,
+            stored.message,
+            stored.queue_id,
             store_host=self._addresses.of(request.connection),
             cluster=self._settings.cluster.name,
             body_limit=self._settings.lean.max_inflated_bytes,

@@ -165,7 +165,7 @@ class Sends:
         messages: Sequence[RemotingMessage],
         results: Sequence[PutResult],
     ) -> None:
-        """A batch whose messages fared differently failed; its client sends all of it again."""
+        """A batch whose messages had different results failed; its client sends all of it again."""
         for result in results:
             if result.code != Code.OK:
                 raise Refused(Code(result.code), result.message)

@@ -84,7 +84,7 @@ class Sessions:
         group = request.text("consumerGroup", "")
         known = self._groups.get(request.connection, {})
         if group in known and request.text("clientID") == request.connection.client_id:
-            left = {name: one for name, one in known.items() if name != group}
+            left = {name: consumer_group for name, consumer_group in known.items() if name != group}
             self._replace(request.connection, left)
         if producers := request.text("producerGroup", ""):
             self._producers.remove(request.connection, producers)
@@ -141,25 +141,27 @@ def _sharing(groups: Mapping[str, ConsumerGroup]) -> set[str]:
 
 def _consumer_groups(data: object) -> Iterator[tuple[str, ConsumerGroup]]:
     """Of a heartbeat. Raises BAD_REQUEST for what is no list of groups, and for too many."""
-    for one in _objects(data, "consumerDataSet"):
-        name = one.get("groupName")
+    for entry in _objects(data, "consumerDataSet"):
+        name = entry.get("groupName")
         if not isinstance(name, str):
             raise Refused(Code.BAD_REQUEST, "a group of the heartbeat has no groupName")
         check_group_name(name)
         subscriptions: dict[str, Subscription] = {}
-        for subscribed in _objects(one.get("subscriptionDataSet"), "subscriptionDataSet"):
+        for subscribed in _objects(entry.get("subscriptionDataSet"), "subscriptionDataSet"):
             topic, expression = subscribed.get("topic"), subscribed.get("subString")
             if isinstance(topic, str) and isinstance(expression, str):
                 kind = str(subscribed.get("expressionType", "TAG"))
                 subscriptions[topic] = expression_of(kind, expression)
-        shares_queues = one.get("messageModel") != "BROADCASTING"
-        pulls = one.get("consumeType") == "CONSUME_ACTIVELY"
+        shares_queues = entry.get("messageModel") != "BROADCASTING"
+        pulls = entry.get("consumeType") == "CONSUME_ACTIVELY"
         yield name, ConsumerGroup(shares_queues, subscriptions, pulls)
 
 
 def _produces(data: object) -> bool:
     """Whether the application has producers: each Java consumer brings one of its own."""
-    return any(one.get("groupName") != INNER_PRODUCER for one in _objects(data, "producerDataSet"))
+    return any(
+        entry.get("groupName") != INNER_PRODUCER for entry in _objects(data, "producerDataSet")
+    )
 
 
 def _described(
@@ -184,8 +186,8 @@ def _described(
 
 
 def _producer_groups(data: object) -> Iterator[str]:
-    for one in _objects(data, "producerDataSet"):
-        name = one.get("groupName")
+    for entry in _objects(data, "producerDataSet"):
+        name = entry.get("groupName")
         # A name that no group may have is that of producers that send no half messages.
         if isinstance(name, str) and name != INNER_PRODUCER and len(name) <= GROUP_NAME_LIMIT:
             yield name
@@ -197,7 +199,7 @@ def _objects(data: object, name: str) -> Iterator[Mapping[str, object]]:
         raise Refused(
             Code.BAD_REQUEST, f"{name} of {len(items)} is over the limit of {GROUPS_LIMIT}"
         )
-    return (one for one in items if isinstance(one, dict))
+    return (item for item in items if isinstance(item, dict))
 
 
 def expression_of(kind: str, expression: str) -> Subscription:

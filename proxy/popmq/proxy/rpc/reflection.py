@@ -124,11 +124,11 @@ class _Stream:
 
 def _with_needed(file: FileDescriptor) -> Iterable[FileDescriptor]:
     """The file and all that it imports, each once."""
-    found = {file.name: file}
+    files = {file.name: file}
     waiting = [file]
     while waiting:
         for needed in waiting.pop().dependencies:
-            if needed.name not in found:
-                found[needed.name] = needed
+            if needed.name not in files:
+                files[needed.name] = needed
                 waiting.append(needed)
-    return found.values()
+    return files.values()

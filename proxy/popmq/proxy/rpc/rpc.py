@@ -167,10 +167,10 @@ def method(
     *,
     refusal: Refusal = refuse_with_status,
     shape: MethodType = MethodType.UNARY,
-    heard: Callable[[str, Call], None] | None = None,
+    on_client: Callable[[str, Call], None] | None = None,
     service: str = SERVICE,
 ) -> Method:
-    """A method of a public service; with `heard` every client of it must name itself, and is.
+    """A method of a public service; with `on_client` every client of it must name itself, and is.
 
     One that names a namespace too gets a handler that sees whole names only.
     """
@@ -178,7 +178,7 @@ def method(
     took = metrics.taken(name)
 
     def checked(rpc: Rpc) -> None:
-        if heard is not None and not (rpc.client_id and rpc.client_id.isprintable()):
+        if on_client is not None and not (rpc.client_id and rpc.client_id.isprintable()):
             _check_client_id(rpc.client_id)
         if namespace := namespace_of(rpc.call.metadata):
             translator = NamespaceTranslator(namespace, name)
@@ -190,8 +190,8 @@ def method(
 
     def start(call: Call, data: bytes) -> None:
         rpc = Rpc(call, data, metrics, refusal, took)
-        if heard is not None and rpc.client_id.isprintable():
-            heard(rpc.client_id, call)
+        if on_client is not None and rpc.client_id.isprintable():
+            on_client(rpc.client_id, call)
         rpc.run(checked, rpc)
 
     return Method(service + name, shape, start=start, refusal=refusal)

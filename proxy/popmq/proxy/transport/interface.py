@@ -163,7 +163,7 @@ class Lane(Protocol):
         """Whose calls they are; empty if calls with that metadata are not ordinary."""
         ...
 
-    def heard(self, client_id: str, caller: Caller) -> None:
+    def on_client(self, client_id: str, caller: Caller) -> None:
         """Calls of that client came."""
         ...
 

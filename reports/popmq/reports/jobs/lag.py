@@ -122,7 +122,7 @@ def plan_topics(topics: DataFrame, timers: DataFrame) -> DataFrame:
     """What each topic keeps: messages, and timers that wait for their time."""
     return (
         newest(topics, timers)
-        .where(~reduce(or_, (F.col("topic").startswith(one) for one in INTERNAL_PREFIXES)))
+        .where(~reduce(or_, (F.col("topic").startswith(prefix) for prefix in INTERNAL_PREFIXES)))
         .groupBy("topic")
         .agg(
             F.count("*").alias("queues"),

@@ -335,8 +335,8 @@ class ClusterClients:
             if after is not None and after.handle == answer:
                 return  # repeated, and nothing was changed
             if held.superseded == 2:
-                who = delivery_name(held)
-                oracle.report_violation("I6 stale-handle", f"{who}: changed to two handles")
+                delivery = delivery_name(held)
+                oracle.report_violation("I6 stale-handle", f"{delivery}: changed to two handles")
             repeated = held.superseded == 1  # the first one may count, whose answer was lost
             held.superseded = 2
             # Of two that were asked at once, either was done, and the other got its answer.

@@ -85,7 +85,7 @@ class MessageHistory:
     loose: bool = False  # nobody knows how many copies of it there are
     passed: bool = False  # a reset may have passed over it
     skipped: bool = False  # a reset passed over it
-    said: int = 0  # event at which an operator skipped it, perhaps, or made it a dead letter
+    resolved_at: int = 0  # event at which an operator skipped it, perhaps, or made it a dead letter
     held: "Held | None" = None
     events: deque[str] = field(default_factory=lambda: deque(maxlen=8))
 

@@ -19,7 +19,7 @@ def may_be_dead(reader: GroupReader, life: MessageHistory) -> bool:
     """Whether a dead letter of it is possible, lost replies counted."""
     unseen = reader.unseen(life)
     last = life.attempt + unseen >= reader.group.max_attempts
-    return last or bool(life.rejected or life.dead or life.said or life.ending)
+    return last or bool(life.rejected or life.dead or life.resolved_at or life.ending)
 
 
 def may_be_over(reader: GroupReader, life: MessageHistory) -> bool:
@@ -134,15 +134,15 @@ def reset_done(
         popped = popped or reader.left_pops > 0  # what is undone is a retry, too
         perhaps_acked = life.loose and life.acked > 0  # perhaps since
         # Of a parked key that an operator gave up, also those that were never delivered.
-        life.letters |= (popped or life.said > 0) and may_be_dead(reader, life)
+        life.letters |= (popped or life.resolved_at > 0) and may_be_dead(reader, life)
         life.loose |= unknown or (retries_left and popped)
         life.begin_again(lost_before)
         life.acked = int(perhaps_acked)
         life.passed = sent.offset < offsets.get(sent.queue_id, 1 << 60)
         life.loose |= life.passed and parked_left
         life.skipped = life.passed and sent.offset >= 0 and not life.again
-        if not life.passed and life.said < reader.reset_at:
-            life.said = 0  # it is read again
+        if not life.passed and life.resolved_at < reader.reset_at:
+            life.resolved_at = 0  # it is read again
 
 
 def reset_lost(reader: GroupReader, messages: Sequence[SentMessageHistory]) -> None:

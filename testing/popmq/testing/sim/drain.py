@@ -238,7 +238,7 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     life, reader = lives[0], readers[0]
     if life.loose or life.chain or life.again:
         return  # of which of its lives it is a letter, neither
-    if life.rejected or life.said:
+    if life.rejected or life.resolved_at:
         return
     if life.attempt < reader.group.max_attempts and not reader.unseen(life):
         oracle.report_violation("I8 max-N", f"message {number} died at {life.attempt}", life)
@@ -253,7 +253,9 @@ def finish(oracle: Oracle, readers: list[GroupReader], excused: Excuse) -> None:
             if not sent.ok_at or sent.topic is not reader.topic or not reader.accepts(sent):
                 continue
             life = reader.lives.get(sent.number)
-            missing = life is None or not (life.acked or life.dead or life.passed or life.said)
+            missing = life is None or not (
+                life.acked or life.dead or life.passed or life.resolved_at
+            )
             if life is not None and life.rejected == 2 and not life.dead and not life.loose:
                 missing = True
             if missing and not excused(reader, sent, life):

@@ -275,7 +275,7 @@ class Operators(SimClients):
         if action != "resume":
             for sent in oracle.messages:
                 if sent.topic is reader.topic and sent.key == key:
-                    reader.lives.setdefault(sent.number, MessageHistory()).said = oracle.at
+                    reader.lives.setdefault(sent.number, MessageHistory()).resolved_at = oracle.at
 
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):

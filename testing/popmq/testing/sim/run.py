@@ -295,7 +295,7 @@ def _count_store(broker: Broker, clients: Operators, tally: StateCounts) -> None
     store = broker.store
     tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
     tally.hit(Sometimes.RENEWED, broker.pop.revive.renewed)
-    tally.hit(Sometimes.UNDONE, broker.pop.undo.rolled_back)
+    tally.hit(Sometimes.UNDONE, broker.pop.pop_rollback.rolled_back)
     tally.hit(Sometimes.RETURNED, broker.pop.revive.returned)
     tally.hit(Sometimes.PARKED, broker.fifo.parking.parked)
     tally.hit(Sometimes.PARKED_DEAD, broker.fifo.parking.dead_lettered)

@@ -65,8 +65,8 @@ class TimerClients(SimClients):
         names = ",".join(f"{message.number}@{message.due_ms}" for message in batch)
         body = hop.encode_put(PutRequest(topic.name, entries))
         self._ask(f"put {topic.name} {names}", Kind.PUT, body, hear)
-        for one in batch:
-            one.decided_wall_ms = self._machine.clock.wall_ms()
+        for message in batch:
+            message.decided_wall_ms = self._machine.clock.wall_ms()
 
     def send_noise(self, topic: ResourceIncarnation, size: int) -> None:
         entry = PutEntry(MessageType.NORMAL, b"noise" + bytes(size), b"", 0, -1)

@@ -100,7 +100,7 @@ class OneCrash(ThousandTimers):
         ends = machine.ends.confirmed, machine.ends.appended
         # Of the log that retention deleted the model knows yet what was in it: in one script it is
         # the same up to the same position.
-        read = model.scanned, model.cursor, model.judged, len(model.fired), model.miscounted
+        read = model.scanned, model.cursor, model.classified, len(model.fired), model.miscounted
         known = repr((self.loss, stories, times, ends, read, machine.clock_went_back))
         return blake2b(machine.disk.image() + known.encode(), digest_size=16).digest()
 

@@ -56,7 +56,7 @@ class TimerModel:
         self._size = machine.settings.store.segment_bytes
         self.scanned = 0
         self.cursor = (0, 0)
-        self.judged = 0
+        self.classified = 0
         self.pending: dict[int, TimerHistory] = {}
         self.by_number: dict[int, list[TimerHistory]] = {}
         self.copies: Counter[int] = Counter()  # visible ones and dead letters, by number
@@ -163,7 +163,7 @@ class TimerModel:
         if timer is None or timer.due_ms != token.due_ms:
             self._complain("I4 exactly-once", f"nobody sent what {token} ends", -1)
             return
-        self._judge(token.judged)
+        self._judge(token.classified)
         match token.outcome:
             case TimerEnd.CANCELLED:
                 self._end(timer, "cancelled")
@@ -190,21 +190,23 @@ class TimerModel:
 
     def _judge(self, until: int) -> None:
         """Records below `until` were enqueued before the record that says so."""
-        for timer, moved in self._queue[self.judged : until]:
+        for timer, moved in self._queue[self.classified : until]:
             if moved or timer.ends:
                 continue
             timer.late = timer.key <= self.cursor
             if not timer.late:
                 heappush(self._wheel, timer.key)
-        self.judged = max(self.judged, until)
+        self.classified = max(self.classified, until)
 
     def _check_moment(self, timer: TimerHistory, token: FiringToken, header: Header) -> None:
         number = timer.number
         if header.wall_ms < timer.due_ms:
             early = timer.due_ms - header.wall_ms
             self._complain("I3 no-early", f"{timer} fired {early} ms too early", number)
-        if token.judged > len(self._queue) or timer.offset >= token.judged:
-            self._complain("E", f"{timer}: {token.judged} of {len(self._queue)} enqueued", number)
+        if token.classified > len(self._queue) or timer.offset >= token.classified:
+            self._complain(
+                "E", f"{timer}: {token.classified} of {len(self._queue)} enqueued", number
+            )
         if token.late != timer.late:
             self._complain("late", f"{timer}: {token}, cursor {self.cursor}", number)
         if token.late:

@@ -167,7 +167,7 @@ class Lanes:
                             return
                         if lane not in used:
                             used.append(lane)
-                        lane.heard(look.client_id, look)
+                        lane.on_client(look.client_id, look)
                     begun[stream_id] = look
                 elif kind == DATA:
                     of = begun.get(stream_id)

@@ -155,11 +155,11 @@ class LeanTransport:
 
     def cut_idle_before(self, newest: "ClientSocket") -> bool:
         """End the oldest connection that has said nothing yet; False when there is none."""
-        for one in self.connections:
-            if one is not newest and one.is_silent:
+        for connection in self.connections:
+            if connection is not newest and connection.is_silent:
                 self.counters.cut_off["connections"] += 1
-                one.cut()
-                self.gone(one)
+                connection.cut()
+                self.gone(connection)
                 return True
         return False
 
