@@ -47,10 +47,9 @@ class SyncState:
         self.min_in_sync = min_in_sync
         self.acked: dict[str, int] = {}  # fsynced by each store, told in this epoch
         self.proposal: AlterSyncStateSet | None = None  # the newest that is not seen decided
-        # Of what clients are told before disks have it (D2, `memory`):
-        self.received_positions: dict[
-            str, int
-        ] = {}  # received by each store since it connected last
+        # What each store received since it connected last: clients are told of it before disks
+        # have it (D2, `memory`).
+        self.received_positions: dict[str, int] = {}
         self.joining: frozenset[str] = frozenset()  # about to be proposed
         self.acknowledged_early = confirmed  # clients were told of something up to here
 

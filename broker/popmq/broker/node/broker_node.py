@@ -86,7 +86,9 @@ class BrokerNode:
         self._postponed: GroupRecord | None = None
         self._shortage, self._log_due_ms = "", 0  # the newest, and from when on it is an old one
         self._short_until_ms = 0  # nothing that writes a small file is tried before
-        self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
+        self._pending_promotion: GroupRecord | None = (
+            None  # to be master, once this disk has everything
+        )
         self._life = BrokerIncarnation(
             settings,
             disk=disk,
@@ -191,9 +193,12 @@ class BrokerNode:
             if self.leadership is not None and self.leadership.role is BrokerRole.MASTER:
                 done += self.meta.step(self.broker) + self.mover.step(self.broker)
             return done
-        if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
+        if (
+            self._pending_promotion is not None
+            and self.broker.store.durable == self.broker.store.end
+        ):
             if may_try:
-                self._unless_short(partial(self._begin_to_lead, self._named_by))
+                self._unless_short(partial(self._begin_to_lead, self._pending_promotion))
             return int(may_try)
         return self._step_slave() + (self._rebuild_if_allowed() if may_try else 0)
 
@@ -350,7 +355,7 @@ class BrokerNode:
     def _follow(self, record: GroupRecord) -> None:
         is_new = record.epoch > self.identity.epoch
         self._accept(record)
-        self._named_by = None
+        self._pending_promotion = None
         self.following.follow(record, self.view.address_of(record.leader), is_new=is_new)
         self._become(self.following.role)
 
@@ -366,7 +371,7 @@ class BrokerNode:
         """Everything that is here counts, so it has to be on the disk first (R11)."""
         self._accept(record)
         self.following.stop()
-        self._named_by = record
+        self._pending_promotion = record
 
     def _begin_to_lead(self, record: GroupRecord) -> None:
         self.leadership = MasterRole(
@@ -379,7 +384,7 @@ class BrokerNode:
             become=self._become,
             now_ms=self.now_ms,
         )
-        self._named_by = None
+        self._pending_promotion = None
         self.following.tables.leads()
         self._become(BrokerRole.OPENING)
         self.leadership.start()
@@ -405,7 +410,7 @@ class BrokerNode:
         """A new store takes the place of this one (R9), between two steps of the broker, which ends
         here. One that leads, or is named master, never rebuilds."""
         wish = self.following.allowed_rebuild(self.record)
-        if wish is None or self.leadership is not None or self._named_by is not None:
+        if wish is None or self.leadership is not None or self._pending_promotion is not None:
             return 0
         tables, of_tables = self.following.tables, wish.because_of_tables
 

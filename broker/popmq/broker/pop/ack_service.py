@@ -77,9 +77,8 @@ class AckService:
             now_ms = self._store.log_ms()
             for ck, bits in taken.items():
                 self._buffer.ack(ck, bits)
-                delivered = (
-                    ck.first_check_point or ck
-                )  # a change of the invisible duration delivers nothing
+                # A change of the invisible duration delivers nothing.
+                delivered = ck.first_check_point or ck
                 self.latency.observe_each(now_ms - delivered.popped_at_ms, bits.bit_count())
         return results
 
