@@ -89,7 +89,7 @@ def test_a_list_has_a_topic_a_time_from_one_to_another_and_a_limit() -> None:
 
 
 @pytest.mark.parametrize("action", ["show", "cancel"])
-def test_a_message_is_named_by_id_and_topic_or_by_its_handle(action: str) -> None:
+def test_a_message_is_pending_promotion_id_and_topic_or_by_its_handle(action: str) -> None:
     assert named(parsed(action, "01AB", "--topic", "t")) == ("t", "01AB", 0)
     assert named(parsed(action, HANDLE)) == ("later", "01AB", DUE_MS)
     assert named(parsed(action, "01AB")) == ("", "01AB", 0)

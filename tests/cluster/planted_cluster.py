@@ -115,7 +115,7 @@ def new_master_cuts_to_known_confirmed(patch: Patch) -> None:
             begin(self, record)
             return
         epochs, position = self.epochs, store.confirmed
-        self._named_by = None
+        self._pending_promotion = None
 
         def cut() -> None:
             epochs.cut_suffix(position)

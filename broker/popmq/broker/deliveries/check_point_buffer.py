@@ -58,9 +58,8 @@ class CheckPointBuffer:
         self._stay_ms = settings.check_point_stay_ms
         self._write_ahead_ms = settings.check_point_write_ahead_ms
         self._min_invisible_ms = self._write_ahead_ms + settings.check_point_min_stay_ms
-        self._lines: dict[
-            GroupQueue, deque[PopCheckPoint]
-        ] = {}  # in the order in which they were made
+        # Of each queue in the order in which they were made.
+        self._lines: dict[GroupQueue, deque[PopCheckPoint]] = {}
         self._deadlines: list[tuple[int, Key]] = []
         self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
         self._unwritten: dict[Key, int] = {}  # acks of check points that are records

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.broker.log.snapshot_table import Row, SnapshotTable, entry_hash
 
-_KEY = struct.Struct(
-    ">IIIIQBQHI"
-)  # group, topic, parking topic, queue | since, state, until, name and messages that follow
+# Group, topic, parking topic, queue; since, state, until, and the name and messages that follow.
+_KEY = struct.Struct(">IIIIQBQHI")
 _MESSAGE = struct.Struct(">QQ")  # offset where it came from, offset in the parking queue
 
 

@@ -253,9 +253,8 @@ class ReplicationServer:
             features=asked.features,
         )
         self.followers[asked.store_id] = follower
-        self.sync.received_positions.pop(
-            asked.store_id, None
-        )  # it may have restarted, and lost its memory
+        # The slave may have restarted, and lost its memory.
+        self.sync.received_positions.pop(asked.store_id, None)
         logger.info("slave connected", extra={"node": asked.node, "end_bytes": asked.end})
         snapshot_position, snapshot_bytes = self._snapshots.newest()
         return replication.encode_handshake_reply(

@@ -30,9 +30,8 @@ class Subscriber:
 class LiteSubscriptions:
     def __init__(self, settings: LiteSettings) -> None:
         self._settings = settings
-        self._subscribers: OrderedDict[SubscriberKey, Subscriber] = (
-            OrderedDict()
-        )  # by when they were heard
+        # The one that was silent for longest comes first.
+        self._subscribers: OrderedDict[SubscriberKey, Subscriber] = OrderedDict()
         self._by_name: dict[tuple[int, str], dict[int, dict[Subscriber, None]]] = {}  # by group
         self._of_client: dict[int, set[SubscriberKey]] = {}
         self.count = 0

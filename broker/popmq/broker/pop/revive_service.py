@@ -178,9 +178,8 @@ class ReviveService:
         # The first copy's place travels along, however often the message is revived.  Outside of
         # the group's own topics a token is another group's: the message itself is the first copy.
         origin = message.token if topics.is_group_owned(topic.name) else None
-        delivered = (
-            ck.first_check_point or ck
-        )  # a change of the invisible duration delivers nothing
+        # A change of the invisible duration delivers nothing.
+        delivered = ck.first_check_point or ck
         popped_at_ms = 0 if ck.rolled_back else delivered.popped_at_ms
         token = RevivalToken(
             dead,

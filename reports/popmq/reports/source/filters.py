@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_ENDS = frozenset(
-    ("RETRY", "DEAD", "PARKED", "REDRIVEN")
-)  # kinds out of retry and dead-letter topics
+# Kinds out of retry and dead-letter topics.
+_ENDS = frozenset(("RETRY", "DEAD", "PARKED", "REDRIVEN"))
 
 
 @dataclass(slots=True)

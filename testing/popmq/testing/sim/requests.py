@@ -48,9 +48,8 @@ class Requests:
         self._number = 0
         self.ids = EqualIds(0)
         self.uniform = 0  # size of every body; 0: sizes vary
-        self.topics: dict[
-            str, ResourceIncarnation | None
-        ] = {}  # None: a create or delete was not answered
+        # None: a create or delete was not answered.
+        self.topics: dict[str, ResourceIncarnation | None] = {}
         self.groups: dict[str, ResourceIncarnation | None] = {}
         self.held: list[Held] = []
         self.answered = 0
