@@ -389,7 +389,7 @@ async def test_what_operators_ask_about_old_messages_waits_on_another_thread(
         await ask(
             Kind.LAG,
             pb.LagRequest(
-                group=process.broker.directory.group("g").name, topic="orders"
+                group=process.broker.metadata_resolver.group("g").name, topic="orders"
             ).SerializeToString(),
         )
     )

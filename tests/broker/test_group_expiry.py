@@ -69,7 +69,7 @@ def test_a_group_with_a_message_in_flight_or_acked_stays(core: CoreBroker) -> No
 
 def test_with_other_broker_groups_none_ends(core: CoreBroker) -> None:
     core.receive("orders", "curious")
-    core.broker.directory.set_cluster_groups(["broker-a", "broker-b"], now_ms=0)
+    core.broker.metadata_resolver.set_cluster_groups(["broker-a", "broker-b"], now_ms=0)
     advance_a_day(core)
     assert exists(core, "curious")
 

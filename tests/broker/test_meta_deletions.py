@@ -16,7 +16,7 @@ class Deleting(Two):
 
     def __init__(self) -> None:
         super().__init__()
-        self.owner.broker.directory.set_cluster_groups(("broker-a", "broker-b"), now_ms=0)
+        self.owner.broker.metadata_resolver.set_cluster_groups(("broker-a", "broker-b"), now_ms=0)
         self.owner.topic("orders")
         self.owner.group("g")
         self.follow()
@@ -96,7 +96,7 @@ def test_a_creation_waits_for_the_deletions_of_the_master_before() -> None:
     two = Deleting()
     two.owner.broker.registry.delete_topic("orders")
     two.restart_owner()
-    two.owner.broker.directory.set_cluster_groups(("broker-a", "broker-b"), now_ms=0)
+    two.owner.broker.metadata_resolver.set_cluster_groups(("broker-a", "broker-b"), now_ms=0)
     created = two.create_topic()
     assert not created.heard
     two.follow(AGAIN_MS)
@@ -120,7 +120,7 @@ def test_a_broker_group_that_cannot_be_waited_for_delays_a_deletion_by_a_bound()
 @pytest.mark.parametrize("groups", [(), ("broker-a",)])
 def test_without_other_broker_groups_nothing_is_waited_for(groups: tuple[str, ...]) -> None:
     two = Two()
-    two.owner.broker.directory.set_cluster_groups(groups, now_ms=0)
+    two.owner.broker.metadata_resolver.set_cluster_groups(groups, now_ms=0)
     for name in ("orders", "orders"):
         topic = admin.Topic(name=name, queues=4)
         two.owner.reply(
@@ -131,7 +131,7 @@ def test_without_other_broker_groups_nothing_is_waited_for(groups: tuple[str, ..
 
 def test_a_broker_group_that_is_drained_is_waited_for_while_it_follows() -> None:
     two = Deleting()
-    two.owner.broker.directory.set_cluster_groups(("broker-a",), now_ms=0)
+    two.owner.broker.metadata_resolver.set_cluster_groups(("broker-a",), now_ms=0)
     answer = two.delete_topic()
     assert not answer.heard
     two.run()
@@ -141,7 +141,7 @@ def test_a_broker_group_that_is_drained_is_waited_for_while_it_follows() -> None
 def test_a_deletion_is_copied_at_once_also_after_somebody_asked_for_a_name() -> None:
     two = Deleting()
     with pytest.raises(TopicNotFound):
-        two.other.broker.directory.topic("unknown", auto_create=True)
+        two.other.broker.metadata_resolver.topic("unknown", auto_create=True)
     two.run()
     answer = two.delete_topic()
     two.run()
@@ -153,7 +153,7 @@ def test_what_somebody_asked_for_does_not_wait_for_a_question_that_is_kept_back(
     two.follow()
     assert two.open is not None
     with pytest.raises(TopicNotFound):
-        two.other.broker.directory.topic("new", auto_create=True)
+        two.other.broker.metadata_resolver.topic("new", auto_create=True)
     two.run()
     assert two.same()
     assert two.other.broker.registry.find_topic("new") is not None

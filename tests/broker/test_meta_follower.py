@@ -75,9 +75,9 @@ def test_a_name_that_is_asked_for_is_made_by_the_owner_and_copied_at_once() -> N
     two = Two(auto_create=True)
     two.follow()
     with pytest.raises(TopicNotFound):
-        two.other.broker.directory.topic("new", auto_create=True)
+        two.other.broker.metadata_resolver.topic("new", auto_create=True)
     with pytest.raises(PopmqError, match="consumer group readers does not exist"):
-        two.other.broker.directory.group("readers")
+        two.other.broker.metadata_resolver.group("readers")
     two.follow(0)
     assert two.same()
     assert two.other.send("new", b"x").code == Code.OK
@@ -88,7 +88,7 @@ def test_a_name_that_the_owner_may_not_make_stays_unknown() -> None:
     two = Two()
     two.follow()
     with pytest.raises(TopicNotFound):
-        two.other.broker.directory.topic("new", auto_create=True)
+        two.other.broker.metadata_resolver.topic("new", auto_create=True)
     asked = two.asked
     two.follow(0)
     assert two.asked == asked + 2  # the name, and then a question that the owner keeps back
@@ -219,7 +219,7 @@ def test_one_that_follows_tells_nobody() -> None:
 
 def test_a_topic_with_message_groups_remembers_the_broker_groups_it_was_made_over() -> None:
     two = Two()
-    directory = two.owner.broker.directory
+    directory = two.owner.broker.metadata_resolver
     directory.set_cluster_groups(("broker-a", "broker-b"), now_ms=0)
     for kind in ("fifo", "mixed", "normal"):
         request = admin.CreateTopicRequest(topic=admin.Topic(name=kind, type=kind))

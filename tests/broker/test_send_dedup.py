@@ -85,7 +85,7 @@ def test_a_resend_stores_nothing_and_gets_the_first_receipt(core: CoreBroker) ->
     results(core, entry("b"))
     assert results(core, entry("a")) == [first]
     assert stored(core) == 2
-    assert core.broker.receipts.duplicates == 1
+    assert core.broker.send_deduplication.duplicates == 1
 
 
 def test_within_one_request_too(core: CoreBroker) -> None:
@@ -177,7 +177,7 @@ def test_an_id_is_forgotten_after_the_window_and_not_before() -> None:
     results(core, entry("a"))
     assert stored(core) == 1
     core.advance(12_000)  # a sixteenth of the window later at most
-    assert len(core.broker.receipts) == 0
+    assert len(core.broker.send_deduplication) == 0
     results(core, entry("a"))
     assert stored(core) == 2
 
@@ -218,7 +218,7 @@ def test_at_the_bound_the_oldest_ids_leave_and_are_counted() -> None:
     core = broker(max_ids=3)
     for name in "abcde":
         results(core, entry(name))
-    receipts = core.broker.receipts
+    receipts = core.broker.send_deduplication
     assert (len(receipts), receipts.evicted) == (3, 2)
     results(core, entry("c"), entry("d"), entry("e"))
     assert stored(core) == 5
@@ -235,7 +235,10 @@ def test_the_same_id_with_another_fingerprint_is_another_message(core: CoreBroke
     assert results(core, entry("a", sender=1)) == [mine]
     assert results(core, entry("a", sender=2)) == [other]
     assert stored(core) == 2
-    assert (core.broker.receipts.duplicates, core.broker.receipts.collisions) == (2, 1)
+    assert (
+        core.broker.send_deduplication.duplicates,
+        core.broker.send_deduplication.collisions,
+    ) == (2, 1)
 
 
 def test_within_one_request_each_has_its_place(core: CoreBroker) -> None:
@@ -270,7 +273,7 @@ def test_what_is_left_of_one_id_is_known_when_its_first_message_is_forgotten() -
     assert stored(core) == 3
     assert results(core, entry("a", sender=2)) == second
     core.advance(172_000)
-    assert len(core.broker.receipts) == 0
+    assert len(core.broker.send_deduplication) == 0
 
 
 def test_a_collision_is_warned_of_once_for_each_host(
@@ -280,7 +283,7 @@ def test_a_collision_is_warned_of_once_for_each_host(
         results(core, entry("a", sender=sender, host=host))
     warnings = [record for record in caplog.records if "one message id" in record.message]
     assert [vars(record)["born_host"] for record in warnings] == ["pod-1", "pod-2"]
-    assert core.broker.receipts.collisions == 4
+    assert core.broker.send_deduplication.collisions == 4
 
 
 # -- a message that will not be delivered

@@ -40,7 +40,7 @@ def core() -> CoreBroker:
 def test_a_topic_is_made_over_the_groups_that_the_controllers_name(
     core: CoreBroker, kind: str
 ) -> None:
-    core.broker.directory.set_cluster_groups(BOTH, now_ms=0)
+    core.broker.metadata_resolver.set_cluster_groups(BOTH, now_ms=0)
     assert create(core, kind) == BOTH
 
 
@@ -52,12 +52,12 @@ def test_before_any_controller_has_named_groups_a_topic_is_made_over_its_owners_
 
 
 def test_a_topic_is_made_over_the_groups_that_the_request_names(core: CoreBroker) -> None:
-    core.broker.directory.set_cluster_groups(BOTH, now_ms=0)
+    core.broker.metadata_resolver.set_cluster_groups(BOTH, now_ms=0)
     assert create(core, "fifo", "broker-b") == ("broker-b",)
 
 
 def test_a_topic_without_fixed_places_names_no_groups(core: CoreBroker) -> None:
-    core.broker.directory.set_cluster_groups(BOTH, now_ms=0)
+    core.broker.metadata_resolver.set_cluster_groups(BOTH, now_ms=0)
     assert create(core, "normal") == ()
 
 
@@ -74,7 +74,7 @@ def test_a_topic_without_a_list_gets_one_when_the_groups_have_been_the_same_for_
     add_without_a_list(core, MessageType.FIFO)
     add_without_a_list(core, MessageType.LITE)
     add_without_a_list(core, MessageType.DELAY)
-    directory = core.broker.directory
+    directory = core.broker.metadata_resolver
     directory.set_cluster_groups(("broker-a",), now_ms=0)  # broker-b has not registered yet
     directory.step(SAME_GROUPS_MS - 1)
     directory.set_cluster_groups(BOTH, now_ms=SAME_GROUPS_MS - 1)
@@ -90,7 +90,7 @@ def test_a_topic_without_a_list_gets_one_when_the_groups_have_been_the_same_for_
 
 
 def test_later_groups_change_no_list(core: CoreBroker) -> None:
-    directory = core.broker.directory
+    directory = core.broker.metadata_resolver
     directory.set_cluster_groups(BOTH, now_ms=0)
     create(core, "fifo")
     directory.step(SAME_GROUPS_MS)
@@ -102,8 +102,8 @@ def test_later_groups_change_no_list(core: CoreBroker) -> None:
 def test_a_group_that_follows_anothers_topics_writes_no_list(core: CoreBroker) -> None:
     add_without_a_list(core, MessageType.FIFO)
     core.broker.registry.set_copied_version("broker-b", 1, 1)
-    core.broker.directory.set_cluster_groups(BOTH, now_ms=0)
-    assert core.broker.directory.step(SAME_GROUPS_MS) == 0
+    core.broker.metadata_resolver.set_cluster_groups(BOTH, now_ms=0)
+    assert core.broker.metadata_resolver.step(SAME_GROUPS_MS) == 0
     assert brokers_of(core, "fifo") == ()
 
 
@@ -117,7 +117,7 @@ def test_a_topic_whose_list_cannot_be_written_harms_no_other(
     store = replace(core.settings.store, retention_hours=1)  # less than the topic's own
     core.settings = replace(SMALL, store=store)
     core.start()
-    core.broker.directory.set_cluster_groups(BOTH, now_ms=0)
-    assert core.broker.directory.step(SAME_GROUPS_MS) == 2
+    core.broker.metadata_resolver.set_cluster_groups(BOTH, now_ms=0)
+    assert core.broker.metadata_resolver.step(SAME_GROUPS_MS) == 2
     assert [brokers_of(core, name) for name in ("fifo", "mixed")] == [(), BOTH]
     assert "a topic's broker groups cannot be written" in caplog.messages

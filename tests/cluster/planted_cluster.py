@@ -250,7 +250,7 @@ def master_never_gives_way(patch: Patch) -> None:
     on_record = BrokerNode.on_record
 
     def wrong(self: BrokerNode, record: GroupRecord) -> None:
-        if self.leadership is None or record.leader == self.identity.store_id:
+        if self.master_role is None or record.leader == self.identity.store_id:
             on_record(self, record)
 
     patch.setattr(BrokerNode, "on_record", wrong)

@@ -317,8 +317,8 @@ class Rig:
         return self.master
 
     def _set(self) -> frozenset[str]:
-        leadership = self.master.node.leadership
-        return leadership.side.sync.members if leadership is not None else frozenset()
+        leadership = self.master.node.master_role
+        return leadership.replication_server.sync.members if leadership is not None else frozenset()
 
     # -- clients
 

@@ -144,13 +144,13 @@ def test_what_is_being_copied_is_not_acknowledged() -> None:
     gone.kill()
     gone.disk = LyingDisk()
     gone.start()
-    leadership = rig.master.node.leadership
+    leadership = rig.master.node.master_role
     assert leadership is not None
     looked = 0
     while not is_in(rig, gone):
         rig.advance(10)
         if gone.node.identity.copying:
-            follower = leadership.side.followers.get(gone.node.identity.store_id)
+            follower = leadership.replication_server.followers.get(gone.node.identity.store_id)
             assert follower is None or follower.acked == 0
             looked += 1
     assert looked > 100

@@ -23,8 +23,8 @@ def slave(rig: Rig) -> Node:
 
 
 def members(rig: Rig) -> frozenset[str]:
-    leadership = rig.master.node.leadership if rig.masters else None
-    return leadership.side.sync.members if leadership is not None else frozenset()
+    leadership = rig.master.node.master_role if rig.masters else None
+    return leadership.replication_server.sync.members if leadership is not None else frozenset()
 
 
 def overwrite(node: Node, position: int, data: bytes) -> None:

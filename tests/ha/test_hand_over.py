@@ -93,7 +93,7 @@ def test_an_operator_hands_over_and_nobody_notices_but_a_moment() -> None:
     assert pb.FailoverReply.FromString(answer.body).handed_over
     sent(rig, b"after")
     assert len(rig.receive()) == 2
-    assert old.node.following.truncations == 0
+    assert old.node.slave_role.truncations == 0
 
 
 # -- waiting clients

@@ -31,11 +31,11 @@ def test_every_replica_has_the_keys_and_the_same_tables() -> None:
 def test_while_a_slave_is_of_a_release_with_one_key_there_is_no_other() -> None:
     rig = Rig()
     rig.ready()
-    leadership = rig.master.node.leadership
+    leadership = rig.master.node.master_role
     assert leadership is not None
     (slave, _) = (node for node in rig.nodes if node is not rig.master)
     asked = replication.Handshake(
-        leadership.side.sync.epoch,
+        leadership.replication_server.sync.epoch,
         slave.node.identity.store_id,
         "old-node",
         "",
@@ -44,7 +44,7 @@ def test_while_a_slave_is_of_a_release_with_one_key_there_is_no_other() -> None:
     )
     body = replication.encode_handshake(asked)  # without features, as such a release writes it
     shaken = Answer()
-    leadership.side.request(Kind.HANDSHAKE, body, 1_000, shaken.on_result)
+    leadership.replication_server.request(Kind.HANDSHAKE, body, 1_000, shaken.on_result)
     end = rig.master.end
     refused = rig.ask(Kind.ROTATE_KEYS, b"")
     rig.settle()

@@ -23,8 +23,8 @@ def test_it_leads_the_new_epoch() -> None:
     rig.until(lambda: old.node.identity.epoch == again.epoch)
     rig.ready()
     assert rig.master is old
-    assert old.node.leadership is not None
-    assert old.node.leadership.epoch == again.epoch
+    assert old.node.master_role is not None
+    assert old.node.master_role.epoch == again.epoch
     answer = rig.send(b"two")
     rig.until(lambda: answer.heard)
     assert answer.error is None

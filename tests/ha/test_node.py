@@ -97,7 +97,7 @@ def test_an_older_version_of_the_groups_record_changes_nothing() -> None:
         older = GroupRecord(known.leader, known.epoch, (known.leader,), known.version - 1)
         node.node.on_record(older)
         assert node.node.record == known
-        side = node.node.following.side
+        side = node.node.slave_role.replication_client
         assert side is None or side.members == set(known.sync_state_set)
 
 
@@ -120,7 +120,7 @@ def test_a_deposed_master_cuts_what_nobody_else_has_and_follows() -> None:
     rig.heal()
     rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert old.drops == 1
-    assert old.node.following.truncations == 1
+    assert old.node.slave_role.truncations == 1
     assert old.log() == rig.master.log()
     assert not any(answer.heard for answer in lost)
     rig.until(lambda: len(rig._set()) == 3)
@@ -239,7 +239,7 @@ def test_a_slave_and_the_controller_know_the_masters_timer_check_point() -> None
     rig.advance(4_000)
     master = rig.master.node
     for node in others(rig):
-        timers_heard = node.node.following.timers
+        timers_heard = node.node.slave_role.timers
         assert timers_heard is not None
         assert timers_heard.epoch == master.identity.epoch
         age_ms = rig.clock.boot_ms() - timers_heard.taken_ms
@@ -370,10 +370,10 @@ def test_a_slave_named_master_has_everything_on_its_disk_first() -> None:
         replace(record, epoch=2, leader=heir.node.identity.store_id, version=record.version + 1)
     )
     rig.advance(100)
-    assert heir.node.leadership is None
+    assert heir.node.master_role is None
     heir.flusher.release()
     rig.advance(100)
-    assert heir.node.leadership is not None
+    assert heir.node.master_role is not None
     assert heir.node.epochs.last_epoch == 2
 
 
@@ -391,7 +391,7 @@ def test_brokers_that_stop_cleanly_begin_where_they_were() -> None:
         node.alive = False
         rig.connections_lost(node.address)
         ends[node.name] = node.end
-        assert not node.disk.exists("data/abort") or node.node.leadership is not None
+        assert not node.disk.exists("data/abort") or node.node.master_role is not None
     for node in rig.nodes:
         node.start()
         assert node.end == ends[node.name]
@@ -402,7 +402,7 @@ def test_brokers_that_stop_cleanly_begin_where_they_were() -> None:
 def test_a_slave_follows_the_address_that_works_whatever_another_controller_says() -> None:
     rig = running()
     slave, master = others(rig)[0], rig.master
-    before = slave.node.following.side
+    before = slave.node.slave_role.replication_client
     view = slave.node.view
     old = tuple(
         replace(member, address="elsewhere:1") if member.node == master.name else member
@@ -410,7 +410,7 @@ def test_a_slave_follows_the_address_that_works_whatever_another_controller_says
     )
     slave.node.on_view(replace(view, members=old))
     rig.advance(1_000)
-    assert slave.node.following.side is before
+    assert slave.node.slave_role.replication_client is before
     master.kill()
     rig.ready(members=2)
 

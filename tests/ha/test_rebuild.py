@@ -144,7 +144,7 @@ class Load:
         whole = [item for item in self.rig.nodes if not item.node.identity.copying]
         assert len(whole) >= self.rig.settings.replication.effective_min_in_sync
         for node in self.rig.nodes:
-            assert node.node.leadership is None or not node.node.identity.copying, (
+            assert node.node.master_role is None or not node.node.identity.copying, (
                 "a leader is wiped"
             )
 
@@ -169,7 +169,7 @@ def planted(node: Node) -> bool:
 
 
 def differs(node: Node) -> bool:
-    return node.node.following.tables.differs
+    return node.node.slave_role.tables.differs
 
 
 def rebuilds(rig: Rig) -> list[int]:
@@ -243,12 +243,12 @@ def test_a_master_with_wrong_tables_hands_over_though_a_slave_missed_a_compariso
     first, late = others(rig)
     late.housekeeper.held = True
     snapshots = late.node.broker.store.snapshots
-    load.until(lambda: 0 < snapshots.wanted_checkpoint <= first.node.following.tables.equal_at)
+    load.until(lambda: 0 < snapshots.wanted_checkpoint <= first.node.slave_role.tables.equal_at)
     plant(wrong)
     load.until(lambda: differs(first))
     late.housekeeper.release()
     load.until(lambda: differs(late))
-    positions = {node.node.following.tables.known.differs_at for node in (first, late)}
+    positions = {node.node.slave_role.tables.known.differs_at for node in (first, late)}
     assert len(positions) == 2
     load.until(lambda: rig.masters not in ([], [wrong]))
     load.until(lambda: wrong.node.rebuilds == 1)
@@ -263,7 +263,7 @@ def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> 
     load.until(lambda: differs(wrong))
     rig.stop_controller()
     for operations in range(1, 100):
-        rig.until(lambda: wrong.node.following.rebuild_wish is not None)
+        rig.until(lambda: wrong.node.slave_role.rebuild_wish is not None)
         rig.start_controller()
         wrong.disk.cut_at(operations)
         with pytest.raises(PowerCut):
@@ -280,7 +280,7 @@ def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> 
     plant(wrong, 6)
     load.until(lambda: differs(wrong))
     load.run(5_000)
-    assert wrong.node.following.tables.kept, "it was rebuilt already"
+    assert wrong.node.slave_role.tables.kept, "it was rebuilt already"
 
 
 @pytest.mark.more
@@ -291,7 +291,7 @@ def test_a_grant_of_an_older_record_counts_for_nothing() -> None:
     load.until(lambda: differs(wrong) and not is_in(rig, wrong))
     load.run(10_000)
     assert rebuilds(rig) == [0, 0, 0]
-    assert wrong.node.following.rebuild_wish is not None
+    assert wrong.node.slave_role.rebuild_wish is not None
 
 
 def test_before_a_controller_answered_no_store_is_rebuilt() -> None:
@@ -300,8 +300,8 @@ def test_before_a_controller_answered_no_store_is_rebuilt() -> None:
     rig.stop_controller()
     slave.kill()
     slave.start()
-    slave.node.following.on_useless_log("its log begins elsewhere")
-    assert slave.node.following.allowed_rebuild(slave.node.record) is None
+    slave.node.slave_role.on_useless_log("its log begins elsewhere")
+    assert slave.node.slave_role.allowed_rebuild(slave.node.record) is None
 
 
 def test_a_copy_that_was_of_no_use_is_begun_again_after_a_pause() -> None:
@@ -311,7 +311,7 @@ def test_a_copy_that_was_of_no_use_is_begun_again_after_a_pause() -> None:
     slave.node.identity.renew(copying=True)
     slave.kill()
     slave.start()
-    slave.node.following.on_useless_log("its snapshot is damaged")
+    slave.node.slave_role.on_useless_log("its snapshot is damaged")
     rig.advance(COPY_AGAIN_MS - 100)
     assert slave.node.rebuilds == 0
     rig.advance(200)
@@ -345,9 +345,9 @@ def test_a_silent_slave_that_waits_for_a_comparison_makes_the_master_write_no_sn
     wrong = others(rig)[0]
     plant(wrong)
     load.until(lambda: differs(wrong))
-    leadership = rig.master.node.leadership
+    leadership = rig.master.node.master_role
     assert leadership is not None
-    side = leadership.side
+    side = leadership.replication_server
     wrong.kill()
     load.run(rig.settings.replication.laggard_ms)
     side._compared_ms = 0
@@ -400,7 +400,7 @@ def test_a_store_that_differs_again_after_its_rebuild_is_kept_and_stays_out() ->
     load.until(lambda: differs(wrong))
     store_id = wrong.node.identity.store_id
     load.run(20_000)
-    assert wrong.node.following.tables.kept
+    assert wrong.node.slave_role.tables.kept
     assert (wrong.node.rebuilds, wrong.node.identity.store_id) == (1, store_id)
     assert not is_in(rig, wrong)
     assert load.refused == []
@@ -486,4 +486,4 @@ def test_replicas_under_load_never_differ(seconds: int) -> None:
     assert rebuilds(rig) == [0, 0, 0]
     assert load.refused == []
     assert not any(map(differs, rig.nodes))
-    assert all(item.node.following.tables.equal_at > 0 for item in others(rig))
+    assert all(item.node.slave_role.tables.equal_at > 0 for item in others(rig))

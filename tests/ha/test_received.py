@@ -290,15 +290,17 @@ def test_a_fetch_that_was_sent_before_the_receive_says_nothing_of_the_time_after
 def test_what_a_slave_held_in_memory_does_not_count_once_it_has_restarted(rig: Rig) -> None:
     hold_disks(rig)
     assert send(rig, b"x").body is not None
-    leadership = rig.master.node.leadership
+    leadership = rig.master.node.master_role
     assert leadership is not None
-    sync, slave = leadership.side.sync, slaves(rig)[0].node
+    sync, slave = leadership.replication_server.sync, slaves(rig)[0].node
     assert sync.received_position(slave.identity.store_id) == rig.master.end
     settings, end = rig.settings, slave.broker.store.durable
     asked = Handshake(
         sync.epoch, slave.identity.store_id, "node-b", "", end, settings.store.segment_bytes
     )
     answer = Answer()
-    leadership.side.request(Kind.HANDSHAKE, encode_handshake(asked), 1_000, answer.on_result)
+    leadership.replication_server.request(
+        Kind.HANDSHAKE, encode_handshake(asked), 1_000, answer.on_result
+    )
     assert answer.body is not None
     assert sync.received_position(slave.identity.store_id) <= end

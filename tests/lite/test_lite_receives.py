@@ -246,8 +246,8 @@ def test_a_lite_topic_needs_a_parent_of_its_type_and_a_parent_takes_nothing_else
     assert core.send(TOPIC, b"x").code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     with pytest.raises(PopmqError, match="only one of type LITE") as refusal:
         core.broker.lites.sync(
-            core.broker.directory.topic("plain"),
-            core.broker.directory.group("g"),
+            core.broker.metadata_resolver.topic("plain"),
+            core.broker.metadata_resolver.group("g"),
             1,
             Action.PARTIAL_ADD,
             ["one"],

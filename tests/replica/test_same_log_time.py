@@ -242,7 +242,7 @@ def test_a_master_applies_what_it_writes_with_the_log_time_of_the_record(
     assert in_memory[0].order() == in_memory[1].order()
     ended = master.transactions.table.endings(), slave.transactions.table.endings()
     assert list(ended[0]) == list(ended[1])
-    assert list(master.receipts.items()) == list(slave.receipts.items())
+    assert list(master.send_deduplication.items()) == list(slave.send_deduplication.items())
 
 
 @pytest.mark.parametrize("act", ACTS)

@@ -228,7 +228,7 @@ def test_a_recalled_timer_never_comes_and_the_recall_may_be_repeated(core: CoreB
     due_ms = core.clock.wall_ms() + 60_000
     sent(core, b"recalled", due_ms, message_id="A")
     sent(core, b"kept", due_ms, message_id="B")
-    core.broker.directory.topic("orders")
+    core.broker.metadata_resolver.topic("orders")
     assert recall(core, "A") is RecallResult.DONE
     assert recall(core, "A") is RecallResult.DONE
     crash(core)

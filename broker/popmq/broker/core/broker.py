@@ -75,8 +75,8 @@ class Broker:
             disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
         )
         self.registry = Registry(self.store, self, queue_limit=settings.topic.queues_total)
-        self.directory = MetadataResolver(self.registry, settings)
-        self.receipts = SendDeduplication(settings.dedup)
+        self.metadata_resolver = MetadataResolver(self.registry, settings)
+        self.send_deduplication = SendDeduplication(settings.dedup)
         self.deliveries = Deliveries(self.store, settings.pop, self.on_unblocked)
         self.table, self.buffer = self.deliveries.table, self.deliveries.buffer
         shared = (self.store, self.registry, self.deliveries)
@@ -89,7 +89,12 @@ class Broker:
         self.operations = Operations(*shared, pops, self.lookup, settings.lite.max_topics)
         self.sql_filters = SqlFilters()
         self.meta_copies = MetaCopies(
-            settings, self.registry, self.directory, self.polling, self.buffer, self.waits.boot_ms
+            settings,
+            self.registry,
+            self.metadata_resolver,
+            self.polling,
+            self.buffer,
+            self.waits.boot_ms,
         )
         self.user_follows = UserFollows(
             self.store, self.registry, self.polling, self.buffer, self.waits.boot_ms
@@ -98,19 +103,23 @@ class Broker:
             self.store,
             self.registry,
             self.lookup,
-            self.receipts,
+            self.send_deduplication,
             settings,
             disk,
             clock,
             threads.housekeeper,
         )
         self.transactions = Transactions(
-            self.store, self.registry, self.receipts, settings.transaction, settings.broker.name
+            self.store,
+            self.registry,
+            self.send_deduplication,
+            settings.transaction,
+            settings.broker.name,
         )
         self.sends = SendService(
             self.store,
             self.registry.lites,
-            self.receipts,
+            self.send_deduplication,
             self.timers.admission,
             self.transactions.halves,
             settings.lite.max_topics,
@@ -139,14 +148,14 @@ class Broker:
             self.ends,
         )
         self.applier = RecordApplier(
-            self.registry, self.deliveries, self.timers, self.receipts, self.transactions
+            self.registry, self.deliveries, self.timers, self.send_deduplication, self.transactions
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
-        self.group_expiry = GroupExpiry(self.registry, self.table, self.directory)
+        self.group_expiry = GroupExpiry(self.registry, self.table, self.metadata_resolver)
         self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, self.lites)
-        self.arrivals = Wakeups(self.registry, self.polling, self.applier, self.lites)
+        self.wakeups = Wakeups(self.registry, self.polling, self.applier, self.lites)
         self.replica_records = ReplicaRecordWriter(self.store, self.buffer, self.timers.state)
-        self.following = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
+        self.slave_lifecycle = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
 
     # -- start and stop
 
@@ -199,8 +208,8 @@ class Broker:
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
         if not self.serving:
-            return self.following.step()
-        done = self.timers.step() + self.receipts.step(self.store.log_ms())
+            return self.slave_lifecycle.step()
+        done = self.timers.step() + self.send_deduplication.step(self.store.log_ms())
         done += self.pop.catch_up.step() + self.buffer.step() + self.pop.revive.step()
         done += self.fifo.parking.step()
         self.deliveries.described.forget(self.store.log_ms())
@@ -212,7 +221,7 @@ class Broker:
         self.members.step(self.waits.boot_ms())
         self.relay.step(self.waits.boot_ms())
         self.leases.step(self.waits.boot_ms())
-        done += self.directory.step(self.clock.boot_ms())
+        done += self.metadata_resolver.step(self.clock.boot_ms())
         done += self.lite_expiry.step(self.clock.boot_ms(), self.store.log_ms())
         done += self.expiry.step(now_ms=self.clock.boot_ms())
         done += self.group_expiry.step(now_ms=self.clock.boot_ms())
@@ -227,7 +236,7 @@ class Broker:
         self.replica_records.before_snapshot()
 
     def on_dispatched(self, grown: set[tuple[int, int]]) -> None:
-        self.arrivals.on_dispatched(grown)
+        self.wakeups.on_dispatched(grown)
 
     def on_relocated(self, body: LiveBody) -> None:
         self.applier.moved(body)
@@ -241,7 +250,7 @@ class Broker:
     # -- what the tables say
 
     def on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
-        self.arrivals.on_unblocked(topic_id, group_id, queue_id)
+        self.wakeups.on_unblocked(topic_id, group_id, queue_id)
 
     def on_topic_deleted(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
@@ -287,7 +296,7 @@ class Broker:
             self.store.dispatch,
             self.deliveries.redriven,
             *self.timers.tables,
-            self.receipts,
+            self.send_deduplication,
             self.transactions.table,
         )
 

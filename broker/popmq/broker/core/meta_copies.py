@@ -59,7 +59,7 @@ class MetaCopies:
     ) -> None:
         self._cluster, self._name = settings.cluster.name, settings.broker.name
         self._registry = registry
-        self._directory = directory
+        self._metadata_resolver = directory
         self._polling = polling
         self._waits_ms = waits_ms
         self._when_confirmed = buffer.when_confirmed
@@ -84,10 +84,10 @@ class MetaCopies:
         self._begin()
         for name in request.topics:
             with suppress(PopmqError):  # who asked is told that there is none
-                self._directory.topic(name, auto_create=True)
+                self._metadata_resolver.topic(name, auto_create=True)
         for name in request.groups:
             with suppress(PopmqError):
-                self._directory.group(name, fifo=name in request.fifo_groups)
+                self._metadata_resolver.group(name, fifo=name in request.fifo_groups)
         known = request.known_epoch, request.known_version
         if request.group:
             now_ms = self._waits_ms()
@@ -178,7 +178,7 @@ class MetaCopies:
             if now_ms - follower.heard_ms < FOLLOWS_MS
         }
         own = self._name
-        names = asking.union(self._directory.cluster_groups) - {own}
+        names = asking.union(self._metadata_resolver.cluster_groups) - {own}
         return all(self._has_copied(name, deletion) for name in names)
 
     def _has_copied(self, name: str, deletion: _Deletion) -> bool:

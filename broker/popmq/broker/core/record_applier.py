@@ -60,8 +60,8 @@ class RecordApplier:
         self._redriven = deliveries.redriven
         self._timers = timers.service
         self._departures = timers.outgoing_timers
-        self._arrivals = timers.incoming_timers
-        self._receipts = receipts
+        self._incoming_timers = timers.incoming_timers
+        self._send_deduplication = receipts
         self._transactions = transactions
         self.left_out = 0  # intact records that say nothing known
 
@@ -111,7 +111,7 @@ class RecordApplier:
     def forget_old(self, log_ms: int) -> int:
         """On a slave: some of what only counts for a while; returns how much."""
         self._table.forget_ended(log_ms)
-        return self._receipts.step(log_ms)
+        return self._send_deduplication.step(log_ms)
 
     def moved(self, body: LiveBody) -> None:
         """Retention appended a live body again."""
@@ -158,7 +158,7 @@ class RecordApplier:
                     place = record.header.position, record.header.size
                     self._departures.apply_moved_body(token.moved_from, *place)
                 elif token.taken is not None:
-                    self._arrivals.apply(*token.taken)
+                    self._incoming_timers.apply(*token.taken)
                 elif token.replaces is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
@@ -190,7 +190,7 @@ class RecordApplier:
         for kind, name in names_in(properties):
             if kind == ID:
                 offset, log_ms = header.queue_offset, header.log_ms
-                self._receipts.restore_entry(
+                self._send_deduplication.restore_entry(
                     topic_id,
                     name,
                     queue_id,

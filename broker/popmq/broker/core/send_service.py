@@ -34,7 +34,7 @@ class SendService:
         max_lite_topics: int,
     ) -> None:
         self._store = store
-        self._receipts = receipts
+        self._send_deduplication = receipts
         self._timers = timers
         self._halves = halves
         self._lites = lites
@@ -52,7 +52,7 @@ class SendService:
         put_one = self._put_lite if topic.kind.has_lite_topics else self._put_one
         stamp = self._store.stamp()  # of this step: they came in one frame
         kinds = tuple(int(kind) for kind in _ORDINARY if topic.type.accepts(kind))
-        topic_id, queues, receipts = topic.id, topic.queues, self._receipts
+        topic_id, queues, receipts = topic.id, topic.queues, self._send_deduplication
         known, prefix = receipts.known, key_of(topic_id, b"")
         largest = self._store.admission.largest_content
         crowded = receipts.is_crowded
@@ -94,7 +94,7 @@ class SendService:
         name = topic.name
         self.stored_by_topic[name] = self.stored_by_topic.get(name, 0) + len(copies)
         units = self._store.put_copies(copies, stamp)
-        self._receipts.record_sends(keys, units, stamp.log_ms)
+        self._send_deduplication.record_sends(keys, units, stamp.log_ms)
         ok = Code.OK
         return [_new(PutResult, (ok, "", unit[3], unit[4], 0)) for unit in units]
 
@@ -117,7 +117,7 @@ class SendService:
 
     def _first_send(self, topic: TopicConfig, entry: PutEntry) -> FirstSend | None:
         """What became of the message if it was sent before."""
-        message_id, receipts = entry.message_id, self._receipts
+        message_id, receipts = entry.message_id, self._send_deduplication
         if not message_id:
             return None
         collisions = receipts.collisions
@@ -197,7 +197,7 @@ class SendService:
         half: bool = False,
     ) -> None:
         if message_id := entry.message_id:
-            self._receipts.record_send(
+            self._send_deduplication.record_send(
                 topic.id,
                 message_id,
                 result,

@@ -38,7 +38,7 @@ class ClientRequests:
         self._broker.store.check_admission()
         if self._broker.registry.draining:
             raise Unavailable(f"broker group {self._broker.settings.broker.name} is being drained")
-        topic = self._broker.directory.topic(
+        topic = self._broker.metadata_resolver.topic(
             request.topic, auto_create=request.auto_create, least_id=request.topic_id
         )
         if request.topic_id not in (0, topic.id):
@@ -51,8 +51,10 @@ class ClientRequests:
 
     def resolve_pop(self, request: PopRequest) -> PopParams:
         """The request with its names looked up and its limits applied, or the refusal."""
-        topic = self._broker.directory.topic(request.topic, least_id=request.topic_id)
-        group = self._broker.directory.group_of(topic, request.group, least_id=request.group_id)
+        topic = self._broker.metadata_resolver.topic(request.topic, least_id=request.topic_id)
+        group = self._broker.metadata_resolver.group_of(
+            topic, request.group, least_id=request.group_id
+        )
         if request.auto_renew:
             self._broker.deliveries.liveness.mark_seen(
                 client_number(request.client_id), self._broker.store.log_ms()

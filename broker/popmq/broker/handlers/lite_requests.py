@@ -29,8 +29,8 @@ def sync_lite(broker: Broker, request: Request) -> bytes | ResumableRead[bytes]:
 
 def _sync(broker: Broker, requested: SyncLite) -> bytes:
     broker.lites.sync(
-        broker.directory.topic(requested.topic),
-        broker.directory.group(requested.group),
+        broker.metadata_resolver.topic(requested.topic),
+        broker.metadata_resolver.group(requested.group),
         broker.deliveries.clients.number(requested.client_id),
         Action(requested.action),
         requested.names,

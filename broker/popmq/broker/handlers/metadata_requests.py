@@ -59,7 +59,7 @@ _OK = pb.Status(code=Code.OK, message="OK")
 def describe_topic(broker: Broker, request: Request) -> bytes:
     requested = pb.DescribeTopicRequest.FromString(request.body)
     return _topic_reply(
-        broker, broker.directory.topic(requested.name, auto_create=requested.auto_create)
+        broker, broker.metadata_resolver.topic(requested.name, auto_create=requested.auto_create)
     )
 
 
@@ -70,7 +70,7 @@ def create_topic(broker: Broker, request: Request) -> None:
     if topic.type == "lite" and not topic.queues:
         queues = 1  # and one for each lite topic
     blank = TopicConfig(0, topic.name, queues, created_by=requested.created_by)
-    created = broker.directory.create_topic(_changed_topic(blank, topic))
+    created = broker.metadata_resolver.create_topic(_changed_topic(blank, topic))
     _answer_in_order(broker, request, _topic_reply(broker, created))
 
 
@@ -148,7 +148,7 @@ def unpark(broker: Broker, request: Request) -> bytes:
             Code.BAD_REQUEST, f"a parked message group takes {known}, not {requested.action!r}"
         )
     group = broker.registry.group(requested.group)
-    topic = broker.directory.topic(requested.topic)
+    topic = broker.metadata_resolver.topic(requested.topic)
     messages = broker.fifo.parking.apply_action(group, topic, requested.key, action)
     return pb.UnparkReply(status=_OK, messages=messages).SerializeToString()
 

@@ -30,7 +30,7 @@ def pull(broker: Broker, request: Request) -> bytes | None:
     topic, queue_id = readable_queue(
         broker, requested.topic, requested.queue_id, requested.topic_id
     )
-    group = broker.directory.group(requested.group, least_id=requested.group_id)
+    group = broker.metadata_resolver.group(requested.group, least_id=requested.group_id)
     limit = min(requested.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
     reply_bytes = min(requested.reply_bytes, broker.settings.pop.reply_bytes)
     accepted = compile_filter(broker.sql_filters, requested.filter_type, requested.expression)
@@ -219,7 +219,7 @@ def _update(broker: Broker, requested: pb.UpdateOffsetRequest) -> bytes:
     topic, queue_id = readable_queue(
         broker, requested.topic, requested.queue_id, requested.topic_id
     )
-    group = broker.directory.group(requested.group, least_id=requested.group_id)
+    group = broker.metadata_resolver.group(requested.group, least_id=requested.group_id)
     if broker.operations.pull_offsets.set(group, topic, queue_id, requested.offset):
         broker.operations.pulls.metrics.offsets_set += 1
         polling = broker.polling
@@ -231,7 +231,7 @@ def _get(broker: Broker, requested: pb.GetOffsetRequest) -> bytes:
     topic, queue_id = readable_queue(
         broker, requested.topic, requested.queue_id, requested.topic_id
     )
-    broker.directory.check_group_copied(requested.group, requested.group_id)
+    broker.metadata_resolver.check_group_copied(requested.group, requested.group_id)
     group = broker.registry.find_group(requested.group)
     offset = broker.operations.pull_offsets.get(group, topic, queue_id)
     return pb.OffsetReply(offset=offset).SerializeToString()
@@ -268,9 +268,9 @@ def read_message(broker: Broker, request: Request) -> ResumableRead[bytes]:
 
 def send_back(broker: Broker, request: Request) -> bytes:
     wanted = pb.SendBackRequest.FromString(request.body)
-    group = broker.directory.group(wanted.group)
+    group = broker.metadata_resolver.group(wanted.group)
     returned = ReturnedMessage(
-        topic=broker.directory.topic(wanted.topic),
+        topic=broker.metadata_resolver.topic(wanted.topic),
         queue_id=wanted.queue_id,
         queue_offset=wanted.queue_offset,
         head=wanted.head,
@@ -353,10 +353,10 @@ def readable_queue(
     """The topic of a queue that a pull consumer names, or the refusal."""
     if owner := group_of_pull_retry(name):
         # Before its first message, so that a pull of it can wait.
-        group = broker.directory.group(owner)
+        group = broker.metadata_resolver.group(owner)
         topic = broker.registry.internal_topic(pull_retry_topic(group.name))
     else:
-        topic = broker.directory.topic(name, least_id=least_id)
+        topic = broker.metadata_resolver.topic(name, least_id=least_id)
     if not topic.readable:
         raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
     if not topic.kind.can_be_pulled:

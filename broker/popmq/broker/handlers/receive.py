@@ -60,7 +60,7 @@ class Receives:
         try:
             params = self.clients.resolve_pop(request)
         except TopicNotFound:
-            if not self.broker.directory.may_come(request.topic):
+            if not self.broker.metadata_resolver.may_come(request.topic):
                 raise
             if request.poll_ms > 0:
                 (receive or Receive(self, request, on_reply, number)).wait_for_topic()

@@ -26,7 +26,7 @@ from popmq.common.wire import admin_pb2
 def change(broker: Broker, request: Request) -> bytes:
     """Another invisible time for one message: the new receipt handle."""
     requested = decode_change(request.body)
-    broker.directory.check_group_copied(requested.group, requested.group_id)
+    broker.metadata_resolver.check_group_copied(requested.group, requested.group_id)
     return broker.pop.acks.change(
         topic=requested.topic,
         group=requested.group,

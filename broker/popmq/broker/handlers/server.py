@@ -116,7 +116,7 @@ class BrokerServer:
             self._reply(on_reply, reply)
 
     def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
-        self._broker.directory.check_group_copied(request.group, request.group_id)
+        self._broker.metadata_resolver.check_group_copied(request.group, request.group_id)
         catch_up = self._broker.pop.catch_up
         if catch_up.is_behind((request.group, request.topic)):
             catch_up.charge(lambda: self._ack(request, on_reply))

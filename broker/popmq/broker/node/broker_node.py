@@ -69,13 +69,13 @@ class BrokerNode:
         self.role = BrokerRole.NOBODY
         self.record: GroupRecord | None = None  # the newest of the accepted epoch
         self.view = GroupView(None)
-        self.leadership: MasterRole | None = None
+        self.master_role: MasterRole | None = None
         self.elections = 0  # epochs accepted since the start
         self.rebuilds = 0
         self.gate = Gate(self._serve_node)
         self.identity: Identity
         self.epochs: EpochFile
-        self.following: SlaveRole
+        self.slave_role: SlaveRole
         self._server: BrokerServer | None = None
         self._disk = disk
         self._clock = clock
@@ -146,7 +146,7 @@ class BrokerNode:
         self._disk.make_folder(folder)
         self.identity = Identity(self._disk, f"{folder}/{IDENTITY}", self._rng, cluster=cluster)
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
-        self.following = SlaveRole(
+        self.slave_role = SlaveRole(
             self.settings,
             self.identity,
             self.epochs,
@@ -184,13 +184,13 @@ class BrokerNode:
             self._life.step()
             return 0
         may_try = self.now_ms() >= self._short_until_ms
-        if self._postponed is not None and may_try and not self.following.is_cutting:
+        if self._postponed is not None and may_try and not self.slave_role.is_cutting:
             record, self._postponed = self._postponed, None
             self.on_record(record)
             return 1
-        if self.leadership is not None:
-            done = self.leadership.step()
-            if self.leadership is not None and self.leadership.role is BrokerRole.MASTER:
+        if self.master_role is not None:
+            done = self.master_role.step()
+            if self.master_role is not None and self.master_role.role is BrokerRole.MASTER:
                 done += self.meta.step(self.broker) + self.mover.step(self.broker)
             return done
         if (
@@ -231,28 +231,28 @@ class BrokerNode:
     @property
     def _text_files(self) -> Sequence[TextSlots]:
         """Those that a change of roles writes, as far as a start came."""
-        if not hasattr(self, "following"):
+        if not hasattr(self, "slave_role"):
             return ()
-        return self.identity.file, self.epochs.file, self.following.tables.file
+        return self.identity.file, self.epochs.file, self.slave_role.tables.file
 
     @property
     def is_serving(self) -> bool:
         """Whether this is the master, and what it says can be confirmed."""
-        return self._server is not None or self.leadership is not None
+        return self._server is not None or self.master_role is not None
 
     def answers_lost(self, request_ids: Sequence[int]) -> None:
         """A client's connection broke on which these receives were answered."""
         for request_id in request_ids:
             if self._server is not None:
                 self._server.answer_lost(request_id)
-            elif self.leadership is not None:
+            elif self.master_role is not None:
                 number = self.gate.client_request(request_id)
                 if number is not None:
-                    self.leadership.server.answer_lost(number)
+                    self.master_role.server.answer_lost(number)
 
     @property
     def refused_by_code(self) -> dict[int, int]:
-        server = self._server or (self.leadership.server if self.leadership else None)
+        server = self._server or (self.master_role.server if self.master_role else None)
         by_code = dict(self.gate.refused_by_code)
         for code, count in (server.refused_by_code if server else {}).items():
             by_code[code] = by_code.get(code, 0) + count
@@ -271,13 +271,13 @@ class BrokerNode:
         """A controller said what the group looks like now."""
         self.view = view
         if view.timers is not None and not self.changing:
-            self.following.on_timer_check_point(view.timers)
+            self.slave_role.on_timer_check_point(view.timers)
         if view.record is not None:
             self.on_record(view.record)
 
     def on_record(self, record: GroupRecord) -> None:
         """The group's record was read, here or there; it may be old."""
-        if self.changing or self.following.is_cutting:
+        if self.changing or self.slave_role.is_cutting:
             known = self._postponed
             if known is None or (record.epoch, record.version) > (known.epoch, known.version):
                 self._postponed = record
@@ -292,15 +292,15 @@ class BrokerNode:
         match order(record, own_id=own_id, accepted=accepted, role=self.role):
             case RoleOrder.LEARN:
                 self._learn(record)
-            case RoleOrder.FOLLOW if self.leadership is not None:
-                self._demote(self.leadership, record)
+            case RoleOrder.FOLLOW if self.master_role is not None:
+                self._demote(self.master_role, record)
             case RoleOrder.FOLLOW:
                 self._follow(record)
             case RoleOrder.LEAD if self.identity.copying or own_id not in record.sync_state_set:
                 logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
-            case RoleOrder.LEAD if self.leadership is not None:
+            case RoleOrder.LEAD if self.master_role is not None:
                 # A controller took it for lost: its epoch ends like any other, the next is its own.
-                self._step_down(self.leadership, record)
+                self._step_down(self.master_role, record)
             case RoleOrder.LEAD:
                 self._lead(record)
 
@@ -328,18 +328,18 @@ class BrokerNode:
     def on_cluster(self, reply: RegisterReply) -> None:
         self.meta.hear(reply.owner, reply.owner_address, reply.owner_epoch)
         self.mover.hear(reply.peers)
-        self.following.hear_grant(
+        self.slave_role.hear_grant(
             grants=reply.grants_rebuilds,
             store_id=reply.rebuild,
             record=record_of(reply.state),
         )
         if not self.changing:
-            self.broker.directory.set_cluster_groups(reply.groups, now_ms=self.now_ms())
+            self.broker.metadata_resolver.set_cluster_groups(reply.groups, now_ms=self.now_ms())
 
     def _learn(self, record: GroupRecord) -> None:
-        assert self.leadership is not None
+        assert self.master_role is not None
         self.record = record
-        self.leadership.side.learn(
+        self.master_role.replication_server.learn(
             epoch=record.epoch, version=record.version, members=frozenset(record.sync_state_set)
         )
 
@@ -356,13 +356,13 @@ class BrokerNode:
         is_new = record.epoch > self.identity.epoch
         self._accept(record)
         self._pending_promotion = None
-        self.following.follow(record, self.view.address_of(record.leader), is_new=is_new)
-        self._become(self.following.role)
+        self.slave_role.follow(record, self.view.address_of(record.leader), is_new=is_new)
+        self._become(self.slave_role.role)
 
     def _step_slave(self) -> int:
-        done = self.following.step()
-        if self.following.side is not None:
-            self._become(self.following.role)
+        done = self.slave_role.step()
+        if self.slave_role.replication_client is not None:
+            self._become(self.slave_role.role)
         return done
 
     # -- master
@@ -370,11 +370,11 @@ class BrokerNode:
     def _lead(self, record: GroupRecord) -> None:
         """Everything that is here counts, so it has to be on the disk first (R11)."""
         self._accept(record)
-        self.following.stop()
+        self.slave_role.stop()
         self._pending_promotion = record
 
     def _begin_to_lead(self, record: GroupRecord) -> None:
-        self.leadership = MasterRole(
+        self.master_role = MasterRole(
             self.broker,
             self.identity,
             self.epochs,
@@ -385,9 +385,9 @@ class BrokerNode:
             now_ms=self.now_ms,
         )
         self._pending_promotion = None
-        self.following.tables.leads()
+        self.slave_role.tables.leads()
         self._become(BrokerRole.OPENING)
-        self.leadership.start()
+        self.master_role.start()
 
     # -- from master to slave, and from the wrong log to none
 
@@ -399,7 +399,7 @@ class BrokerNode:
 
     def _step_down(self, leadership: MasterRole, record: GroupRecord) -> None:
         """Begin anew on the disk, and then do what the record says."""
-        self.leadership = None
+        self.master_role = None
         leadership.resign(f"epoch {record.epoch} has begun")
         self._become(BrokerRole.NOBODY)
         self._on_demoted()
@@ -409,10 +409,10 @@ class BrokerNode:
     def _rebuild_if_allowed(self) -> int:
         """A new store takes the place of this one (R9), between two steps of the broker, which ends
         here. One that leads, or is named master, never rebuilds."""
-        wish = self.following.allowed_rebuild(self.record)
-        if wish is None or self.leadership is not None or self._pending_promotion is not None:
+        wish = self.slave_role.allowed_rebuild(self.record)
+        if wish is None or self.master_role is not None or self._pending_promotion is not None:
             return 0
-        tables, of_tables = self.following.tables, wish.because_of_tables
+        tables, of_tables = self.slave_role.tables, wish.because_of_tables
 
         def renew() -> None:
             tables.begin_rebuild(because_of_tables=of_tables)
@@ -423,7 +423,7 @@ class BrokerNode:
             return 0
         logger.warning("rebuilding this store", extra={"reason": wish.reason})
         self.rebuilds += 1
-        self.following.stop()
+        self.slave_role.stop()
         self._become(BrokerRole.COPYING)
         self._postponed = self.record
         self._life.end(self._open_slave)
@@ -436,12 +436,12 @@ class BrokerNode:
             self.identity.renew(copying=True)
             self.epochs.clear()
             wipe(self._disk, self.settings.broker.data)
-            self.following.tables.wiped()
+            self.slave_role.tables.wiped()
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.open()
-        broker.following.start()
+        broker.slave_lifecycle.start()
         self._begin_epochs()
-        self.following.begin(broker)
+        self.slave_role.begin(broker)
 
     # -- what the store says (ReplicaListener)
 
@@ -455,19 +455,19 @@ class BrokerNode:
         return self.epochs.starts
 
     def on_batch(self) -> None:
-        if self.leadership is not None:
-            self.leadership.side.grown()
+        if self.master_role is not None:
+            self.master_role.replication_server.grown()
 
     def on_durable(self, position: int) -> None:
         if self.solo:
             self.broker.store.confirm(position)
-        elif self.leadership is not None:
-            self.leadership.side.durable(position)
-        elif self.following.side is not None:
-            self.following.side.durable(position)
+        elif self.master_role is not None:
+            self.master_role.replication_server.durable(position)
+        elif self.slave_role.replication_client is not None:
+            self.slave_role.replication_client.durable(position)
 
     def on_tables_compared(self, compared: Compared) -> None:
-        self.following.tables.compared(compared)
+        self.slave_role.tables.compared(compared)
 
     def on_tail_lost(self, position: int, proof: int) -> None:
         """What is cut now was confirmed, maybe with the word of this store: nobody may count on
@@ -491,19 +491,19 @@ class BrokerNode:
     def _serve_node(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         if kind is Kind.DESCRIBE_ROLE:
             on_reply(described(self.status()))
-        elif self.leadership is None:
+        elif self.master_role is None:
             raise NotMaster(self.gate.closed_reason)
         else:
             try:
                 asked = HandOverRequest.FromString(body)
             except DecodeError:
                 raise Refused(Code.BAD_REQUEST, f"the request is no {kind.name}") from None
-            self.leadership.hand_over(asked, on_reply)
+            self.master_role.hand_over(asked, on_reply)
 
     def status(self) -> BrokerStatus:
         """As of now, for controllers, operators and metrics."""
-        store, following, copying = self.broker.store, self.following, self.following.copying
-        slaves = self.leadership.slaves() if self.leadership else ()
+        store, following, copying = self.broker.store, self.slave_role, self.slave_role.copying
+        slaves = self.master_role.slaves() if self.master_role else ()
         return BrokerStatus(
             settings=self.settings,
             address=self.address,

@@ -322,9 +322,9 @@ class BrokerProcess:
     def _peer_lost(self, peer: Hello, answered: Sequence[int]) -> None:
         """A slave that was killed says nothing more: its master need not wait for long."""
         self.node.answers_lost(answered)
-        leadership = self.node.leadership
+        leadership = self.node.master_role
         if leadership is not None and peer.role is ProcessRole.BROKER:
-            leadership.side.lost(peer.name)
+            leadership.replication_server.lost(peer.name)
 
     def _drop_clients(self) -> None:
         """This broker is not the master any more: what its clients wait for never comes."""
@@ -428,15 +428,15 @@ def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
         lag = max(0, status.end - slave.acked)
         yield reading("replication_slave_lag_bytes", lag, slave.node)
     yield reading("replication_elections", node.elections)
-    yield reading("replication_truncations", node.following.truncations)
-    yield reading("replication_truncated_bytes", node.following.truncated_bytes)
-    tables = node.following.tables
+    yield reading("replication_truncations", node.slave_role.truncations)
+    yield reading("replication_truncated_bytes", node.slave_role.truncated_bytes)
+    tables = node.slave_role.tables
     yield reading("store_rebuilds", node.rebuilds)
     yield reading("replication_diverged", tables.diverged)
     yield reading("replication_differs", tables.differs)
     yield reading("replication_copying", status.role is HaRole.COPYING)
-    yield reading("replication_copied_percent", node.following.copying.percent)
-    yield reading("replication_copying_bytes", node.following.copying.position)
+    yield reading("replication_copied_percent", node.slave_role.copying.percent)
+    yield reading("replication_copying_bytes", node.slave_role.copying.position)
     if status.timers is not None:
         age_ms = max(0, status.now_ms - status.timers.taken_ms)
         yield reading("timer_checkpoint_age_seconds", age_ms / 1000)

@@ -65,7 +65,7 @@ class MasterRole:
             confirmed=store.confirmed,
         )
         epochs.append(record.epoch, store.end)  # on the disk before the first record is (R6, R12)
-        self.side = ReplicationServer(
+        self.replication_server = ReplicationServer(
             store,
             sync,
             epochs,
@@ -76,7 +76,7 @@ class MasterRole:
             now_ms=now_ms,
             rng=broker.rng,
         )
-        self.server = BrokerServer(broker, self.side.received)
+        self.server = BrokerServer(broker, self.replication_server.received)
 
     def start(self) -> None:
         """Write the first record of the epoch, and let slaves in; clients come later."""
@@ -90,14 +90,14 @@ class MasterRole:
                 "timers_read_ms": read_ms,
             },
         )
-        self._gate.slaves.open(self.side)
-        self._broker.following.promote(self.epoch, self._opened)
-        self.side.durable(self._store.durable)
+        self._gate.slaves.open(self.replication_server)
+        self._broker.slave_lifecycle.promote(self.epoch, self._opened)
+        self.replication_server.durable(self._store.durable)
 
     def step(self) -> int:
         """A master that hands over does nothing but confirm: whatever it began would be late."""
         done = self._broker.step() if self.role is not BrokerRole.HANDING_OVER else 0
-        done += self.side.step()
+        done += self.replication_server.step()
         self._short = self._shortage()
         if self._hand_over is not None and self._hand_over.step(self._now_ms()):
             self._hand_over = None
@@ -113,20 +113,20 @@ class MasterRole:
         self.server.end()
         if self._hand_over is not None:
             self._hand_over.give_up(why)
-        self.side.stop()
+        self.replication_server.stop()
         self._gate.slaves.detach()
         self._gate.clients.detach()
 
     def hand_over(self, asked: HandOverRequest, on_reply: OnReply) -> None:
         """Admit nothing more, until another leads or the time is over."""
-        own_id = self.side.sync.own_id
+        own_id = self.replication_server.sync.own_id
         if self.role is not BrokerRole.MASTER or (asked.epoch, asked.leader) != (
             self.epoch,
             own_id,
         ):
             raise NotMaster(f"this is not the serving master of epoch {asked.epoch}")
-        to = self.side.followers.get(asked.to)
-        if to is None or asked.to not in self.side.sync.members:
+        to = self.replication_server.followers.get(asked.to)
+        if to is None or asked.to not in self.replication_server.sync.members:
             raise Refused(
                 Code.PRECONDITION_FAILED, f"store {asked.to[:32]} is not in the SyncStateSet"
             )
@@ -148,9 +148,9 @@ class MasterRole:
 
     def slaves(self) -> tuple[SlaveStatus, ...]:
         """One for each node: the store that a node had before is kept, but is nobody's any more."""
-        members, now_ms = self.side.sync.members, self._now_ms()
+        members, now_ms = self.replication_server.sync.members, self._now_ms()
         heard_last = sorted(
-            self.side.followers.values(), key=lambda progress: progress.last_seen_ms
+            self.replication_server.followers.values(), key=lambda progress: progress.last_seen_ms
         )
         newest = {progress.node: progress for progress in heard_last}
         return tuple(
@@ -170,7 +170,9 @@ class MasterRole:
         logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
 
     def _serve(self) -> None:
-        self._gate.open_clients(self.server, self._admit, self.side.check_signing_keys)
+        self._gate.open_clients(
+            self.server, self._admit, self.replication_server.check_signing_keys
+        )
         self._change(BrokerRole.MASTER)
 
     def _change(self, role: BrokerRole) -> None:
@@ -180,12 +182,13 @@ class MasterRole:
     def _shortage(self) -> str:
         """Why nothing that is sent now could be confirmed; never silently weaker (D2)."""
         least = self._settings.replication.effective_min_in_sync
-        there = self.side.keeper.reachable_members(self._now_ms())
-        if there >= least and self.side.sync.has_quorum:
+        there = self.replication_server.keeper.reachable_members(self._now_ms())
+        if there >= least and self.replication_server.sync.has_quorum:
             return ""
         return (
-            f"{min(there, len(self.side.sync.members))} replicas of {self._settings.broker.name} "
-            f"are in sync, {least} have to be (replication.min_in_sync): try again"
+            f"{min(there, len(self.replication_server.sync.members))} replicas of "
+            f"{self._settings.broker.name} are in sync, {least} have to be "
+            "(replication.min_in_sync): try again"
         )
 
     def _admit(self) -> None:

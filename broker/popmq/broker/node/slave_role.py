@@ -42,7 +42,7 @@ class SlaveRole:
         now_ms: Callable[[], int],
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        self.side: ReplicationClient | None = None
+        self.replication_client: ReplicationClient | None = None
         self.copying = CatchUpProgress(NEAR_BLOCKS * settings.replication.fetch_bytes)
         self.timers: TimerCheckPoint | None = None  # newest, of any master of this group
         self._settings = settings
@@ -69,7 +69,7 @@ class SlaveRole:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
         self._began_ms = self._now_ms()
-        self._snapshot = SnapshotDownload(broker.following.begin_install)
+        self._snapshot = SnapshotDownload(broker.slave_lifecycle.begin_install)
         self._differing = DifferingSnapshots(
             self._disk, self._settings.broker.data, broker.store.readers
         )
@@ -123,7 +123,7 @@ class SlaveRole:
         self._on_broken(broken)
 
     def on_timers(self, timers: MasterTimers) -> None:
-        now_ms, following = self._now_ms(), self._broker.following
+        now_ms, following = self._now_ms(), self._broker.slave_lifecycle
         lived = EpochLogTime(timers.epoch, timers.log_ms)
         following.master_lived = max(following.master_lived, lived)
         if timers.log_ms:
@@ -137,16 +137,18 @@ class SlaveRole:
     def follow(self, record: GroupRecord, address: str, *, is_new: bool) -> None:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
         # Two controllers may know two addresses; the one that works is right.
-        works = self.side is not None and self.side.phase is Phase.FOLLOWING
+        works = (
+            self.replication_client is not None and self.replication_client.phase is Phase.FOLLOWING
+        )
         if is_new:
             self._granted = ("", 0, 0)
         if is_new or (address and address != self._leader_at and not works):
             self.stop()
-        if self.side is not None:
-            self.side.members = frozenset(record.sync_state_set)
+        if self.replication_client is not None:
+            self.replication_client.members = frozenset(record.sync_state_set)
         elif address:
             self._leader_at = address
-            self.side = ReplicationClient(
+            self.replication_client = ReplicationClient(
                 self._broker.store,
                 self._identity,
                 self._epochs,
@@ -159,18 +161,20 @@ class SlaveRole:
             )
 
     def stop(self) -> None:
-        if self.side is not None:
-            self.side.stop()
-            self._truncations += self.side.truncations
-            self._truncated_bytes += self.side.truncated_bytes
-            self.side = None
+        if self.replication_client is not None:
+            self.replication_client.stop()
+            self._truncations += self.replication_client.truncations
+            self._truncated_bytes += self.replication_client.truncated_bytes
+            self.replication_client = None
         self._useless = ""  # the next master may have what this one lacks
 
     def step(self) -> int:
         done = self._broker.step()
         if self.tables.differs_now and self._differing is not None:
-            self._differing.step(self.tables.known.differs_at, self.side)
-        return done + self.side.step() if self.side is not None else done
+            self._differing.step(self.tables.known.differs_at, self.replication_client)
+        return (
+            done + self.replication_client.step() if self.replication_client is not None else done
+        )
 
     @property
     def role(self) -> BrokerRole:
@@ -183,20 +187,28 @@ class SlaveRole:
     @property
     def is_cutting(self) -> bool:
         """Nothing may be begun with the log before that is over."""
-        return self.side is not None and self.side.cutting
+        return self.replication_client is not None and self.replication_client.cutting
 
     @property
     def truncations(self) -> int:
-        return self._truncations + (self.side.truncations if self.side else 0)
+        return self._truncations + (
+            self.replication_client.truncations if self.replication_client else 0
+        )
 
     @property
     def truncated_bytes(self) -> int:
-        return self._truncated_bytes + (self.side.truncated_bytes if self.side else 0)
+        return self._truncated_bytes + (
+            self.replication_client.truncated_bytes if self.replication_client else 0
+        )
 
     @property
     def behind_bytes(self) -> int:
         """Of the master's log, as far as it said."""
-        return max(0, self.side.master_end - self._broker.store.end) if self.side else 0
+        return (
+            max(0, self.replication_client.master_end - self._broker.store.end)
+            if self.replication_client
+            else 0
+        )
 
     def on_timer_check_point(self, timers_heard: TimerCheckPoint) -> None:
         """Of a master, by itself or by way of a controller. The freshest is where a promoted

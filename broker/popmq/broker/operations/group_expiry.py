@@ -21,7 +21,7 @@ class GroupExpiry:
     ) -> None:
         self._registry = registry
         self._table = table
-        self._directory = directory
+        self._metadata_resolver = directory
         self._used_ms: dict[int, int] = {}  # by id: when its use was noticed last
         self._due_ms = 0
         self._round: Iterator[None] = iter(())
@@ -34,7 +34,7 @@ class GroupExpiry:
         if now_ms < self._due_ms:
             return 0
         self._due_ms = now_ms + LOOK_MS
-        used = self._directory.take_used_groups()
+        used = self._metadata_resolver.take_used_groups()
         self._used_ms = {
             group_id: now_ms if group_id in used else self._used_ms.get(group_id, now_ms)
             for group_id in self._registry.auto_created
@@ -48,7 +48,7 @@ class GroupExpiry:
 
     def _knows_all_progress(self) -> bool:
         """Other broker groups have progress of their own, which is not known here."""
-        return not self._registry.owner and len(self._directory.cluster_groups) <= 1
+        return not self._registry.owner and len(self._metadata_resolver.cluster_groups) <= 1
 
     def _look(self, unused: set[int]) -> Iterator[None]:
         for looked, (place, progress) in enumerate(list(self._table.progress_items())):
@@ -57,7 +57,7 @@ class GroupExpiry:
             if looked % _PLACES_A_STEP == 0:
                 yield
         # What was used since the look began has its next chance in a day.
-        for group_id in unused - self._directory.used_groups:
+        for group_id in unused - self._metadata_resolver.used_groups:
             group = self._registry.group_by_id(group_id)
             if group is not None and group.auto_created:
                 self._registry.remove_group(group)

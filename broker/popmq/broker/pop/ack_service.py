@@ -49,7 +49,7 @@ class AckService:
         self._pop = pop
         self._revive = revive
         self._buffer = deliveries.buffer
-        self._receipts = ReceiptReader()
+        self._receipt_reader = ReceiptReader()
         self._broker = broker
         self.acked = 0
         self.repeated = 0
@@ -208,7 +208,7 @@ class AckService:
         self._store.guard.check_write()
         registry = self._registry
         try:
-            opened = self._receipts.open(handle, registry.signing_keys)
+            opened = self._receipt_reader.open(handle, registry.signing_keys)
             broker, topic_id, group_id, _, _, _, _ = opened[0]
             config, read = registry.group_by_id(group_id), registry.topic_by_id(topic_id)
             if broker != self._broker:

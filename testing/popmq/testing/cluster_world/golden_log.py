@@ -27,15 +27,15 @@ class GoldenLog:
         life, life_of, checked = self._seen.get(broker.name, (0, None, 0))
         if (life, life_of) != (broker.host.life, node.broker):
             checked = 0
-        leads = node.leadership is not None
+        leads = node.master_role is not None
         position = store.confirmed if leads else min(store.confirmed, store.durable)
         if position <= checked:
             self._seen[broker.name] = (broker.host.life, node.broker, checked)
             return False
         self._seen[broker.name] = (broker.host.life, node.broker, position)
         self._compare(broker, max(checked, store.start), position, leads=leads)
-        if leads and node.leadership is not None:
-            epoch = node.leadership.epoch
+        if leads and node.master_role is not None:
+            epoch = node.master_role.epoch
             other = self._masters.setdefault(epoch, node.identity.store_id)
             if other != node.identity.store_id:
                 self._complain("I10 one-master", f"two stores confirmed in epoch {epoch}")

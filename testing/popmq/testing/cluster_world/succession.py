@@ -87,7 +87,7 @@ class Succession:
 
     @staticmethod
     def _leads(broker: ClusterBroker) -> bool:
-        return broker.node is not None and broker.node.leadership is not None
+        return broker.node is not None and broker.node.master_role is not None
 
     def _when(self, there: Callable[[], bool], then: Callable[[], None]) -> None:
         if there():

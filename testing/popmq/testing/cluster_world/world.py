@@ -183,30 +183,30 @@ class ClusterWorld:
         if node is None:
             return
         self._logs.count(broker, node)
-        if node.leadership is None:
+        if node.master_role is None:
             return
         self._logs.count_renewals(broker, node)
         if moved:
             self._check_members(broker.name, node.broker.store.confirmed)
-        self._strike(node.leadership.side.sync)
-        led = (broker.name, node.leadership.epoch)
+        self._strike(node.master_role.replication_server.sync)
+        led = (broker.name, node.master_role.epoch)
         if led not in self._led:
             self._led.add(led)
-            self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
+            self.clients.epoch = max(self.clients.epoch, node.master_role.epoch)
             # A master that died and is back knows what its disk says: how much was confirmed when
             # that was written last. A slave heard it from the master.
             led_before, self._led_last = self._led_last, (broker.name, broker.host.life)
             is_back = led_before[0] == broker.name and led_before[1] != broker.host.life
-            blind = is_back or not node.leadership.side.sync.confirmed
+            blind = is_back or not node.master_role.replication_server.sync.confirmed
             forward_ms = broker.forward_ms - self._counted_ms.get(broker.name, 0)
             self._counted_ms[broker.name] = broker.forward_ms
             self.oracle.took_over(forward_ms, blind=blind)
-            self.trace_line(f"{broker.name} leads epoch {node.leadership.epoch}")
+            self.trace_line(f"{broker.name} leads epoch {node.master_role.epoch}")
 
     def _dying(self, broker: ClusterBroker) -> None:
         self.tally.hit(ClusterSometimes.IN_MEMORY, int(self.in_memory.died(self.time.now_ms) > 0))
         node = broker.node
-        buffered = node.broker.buffer.held if node is not None and node.leadership else 0
+        buffered = node.broker.buffer.held if node is not None and node.master_role else 0
         self.tally.hit(ClusterSometimes.BUFFERED, int(buffered > 0))
 
     def _check_members(self, name: str, confirmed: int) -> None:
@@ -314,7 +314,7 @@ class CommittedOffsets:
         """I9: what a slave knows at a position of the confirmed log, none knows less behind it."""
         for broker in brokers:
             node = broker.node
-            if node is None or node.leadership is not None or node.changing:
+            if node is None or node.master_role is not None or node.changing:
                 continue
             slave = node.broker.store.slave
             if slave is None or slave.apply.rebuilding:

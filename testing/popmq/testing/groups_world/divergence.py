@@ -26,7 +26,7 @@ class Divergence:
 
     def plant(self, brokers: Sequence[ClusterBroker]) -> list[str]:
         """In some of the brokers of one group; returns their names."""
-        masters = [item for item in brokers if item.node is not None and item.node.leadership]
+        masters = [item for item in brokers if item.node is not None and item.node.master_role]
         slaves = [item for item in brokers if item.node is not None and item not in masters]
         chosen = [
             slaves[:1],
@@ -55,7 +55,7 @@ class Divergence:
                 self._tally.hit(States.REBUILT, int(node.rebuilds > 0))
             if not node.identity.copying:
                 continue
-            if node.leadership is not None:
+            if node.master_role is not None:
                 self._report("divergence", f"{broker.name} leads, and its store is being rebuilt")
             if node.rebuilds:
                 given_up.append(broker.name)

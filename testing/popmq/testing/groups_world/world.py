@@ -241,7 +241,7 @@ class GroupsWorld:
         if not registry.owner:
             return
         assert broker.node is not None
-        leadership = broker.node.leadership
+        leadership = broker.node.master_role
         led = broker.name, broker.host.life, leadership.epoch if leadership else 0
         before = self._copied.get(led, (0, 0))
         if registry.meta_state < before:

@@ -236,7 +236,7 @@ def _receipts(broker: Broker) -> dict[bytes, tuple[int, int]]:
     """Of ids that one message has; which of several was first, a snapshot may not know."""
     return {
         key: (from_ms, receipt)
-        for key, receipt, from_ms in broker.receipts.items()
+        for key, receipt, from_ms in broker.send_deduplication.items()
         if key[4:5] == b"m"
     }
 
