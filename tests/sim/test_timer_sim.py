@@ -7,7 +7,7 @@ import sim_seeds
 from sim.planted_timers import PLANTED_TIMERS, PlantedTimer
 
 from popmq.testing.harness.sometimes import StateCounts
-from popmq.testing.simulator import run_overtaken_seed, run_timer_seed
+from popmq.testing.simulator import run_one_crash_seed, run_overtaken_seed, run_timer_seed
 from popmq.testing.timer_world.sometimes_states import TimerSometimes
 
 FEWEST = 200  # in which every rare state is reached
@@ -62,6 +62,7 @@ def test_a_timer_is_kept_whose_unit_was_damaged_after_it_had_rolled() -> None:
 @pytest.mark.more
 def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
     assert len(sim_seeds.digests_under_hash_seeds(run_timer_seed, range(1, 16))) == 1
+    assert len(sim_seeds.digests_under_hash_seeds(run_one_crash_seed, range(1, 3))) == 1
 
 
 @pytest.mark.more

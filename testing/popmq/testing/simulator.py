@@ -34,6 +34,7 @@ def run_world(world: type[Lives], seed: int) -> SeedResult:
 
 run_seed = partial(run_world, Simulator)
 run_timer_seed = partial(run_world, TimerSimulator)
+run_one_crash_seed = partial(run_world, OneCrash)
 run_overtaken_seed = partial(run_world, OvertakenTimers)
 run_transaction_seed = partial(run_world, TransactionSimulator)
 

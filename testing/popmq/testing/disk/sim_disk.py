@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+from popmq.broker.persistence.abort_file import ABORT
 from popmq.common.disk import NO_FILE_LIMIT, SyncFailed
 from popmq.testing.disk.crash_loss import FileContent, Loss, Losses, apply
 from popmq.testing.disk.disk_faults import Demand, FailedPages, Faults
@@ -94,12 +95,15 @@ class SimDisk:
             for path in sorted(names):
                 content = names[path]
                 same = self._names.get(path) is content
-                digest.update(f"{path}\0{same}\0{len(content.now)}\0{len(content.kept)}".encode())
-                digest.update(content.now)
-                digest.update(content.kept)
-                for offset, data in content.pending:
-                    digest.update(f"{offset}\0{-1 if data is None else len(data)}".encode())
-                    digest.update(data or b"")
+                parts = [content.now, content.kept, *(data for _, data in content.pending)]
+                if path.endswith(f"/{ABORT}"):  # begins with the number of this process
+                    parts = [part and part.lstrip(b"0123456789") for part in parts]
+                digest.update(
+                    f"{path}\0{same}\0{[offset for offset, _ in content.pending]}".encode()
+                )
+                for part in parts:
+                    digest.update(f"{-1 if part is None else len(part)}\0".encode())
+                    digest.update(part or b"")
         return digest.digest()
 
     @property
