@@ -88,6 +88,30 @@ def test_a_handle_that_names_another_offset_or_member_is_refused_and_nothing_is_
 
 
 @kinds
+def test_a_handle_of_another_group_or_topic_is_refused_and_still_good_for_its_own(
+    type: GroupType, check_points: CheckPoints
+) -> None:
+    core, got = delivered(type, check_points)
+    core.group("other", type=type, check_points=check_points)
+    core.topic("elsewhere", queues=1)
+    own = core.receive("orders", "other", limit=1)[0].handle
+    end = core.broker.store.end
+    for topic, group, handle in (
+        ("orders", "other", got[0].handle),
+        ("orders", "g", own),
+        ("elsewhere", "g", got[0].handle),
+    ):
+        assert core.ack(topic, group, handle)[0].code == Code.INVALID_RECEIPT_HANDLE
+        assert core.reject(topic, group, handle).code == Code.INVALID_RECEIPT_HANDLE
+        with pytest.raises(PopmqError) as refusal:
+            core.change(topic, group, handle, 1_000)
+        assert refusal.value.code == Code.INVALID_RECEIPT_HANDLE
+    assert core.broker.store.end == end
+    assert core.ack("orders", "g", got[0].handle)[0].code == Code.OK
+    assert core.ack("orders", "other", own)[0].code == Code.OK
+
+
+@kinds
 def test_a_handle_with_any_bit_changed_and_a_check_that_fits_is_refused(
     type: GroupType, check_points: CheckPoints
 ) -> None:
