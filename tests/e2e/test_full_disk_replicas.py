@@ -8,7 +8,7 @@ import pytest
 from e2e.replicated import GroupClient, ReplicatedGroup, put
 from e2e.small_disks import filled_up, small_disk
 
-from popmq.common.errors import Code
+from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
@@ -47,8 +47,7 @@ async def _drive(group: ReplicatedGroup, change: str) -> None:
         await _make(client)
         for number in range(MESSAGES):
             body = b"%04d" % number + bytes(3_000)
-            (result,) = hop.decode_put_reply(await client.ask(Kind.PUT, put(TOPIC, body)))
-            assert result.code == Code.OK
+            assert await _put(client, body) == Code.OK
             sent.add(body[:4])
         with ExitStack() as full:
             for broker in group.brokers:
@@ -86,12 +85,20 @@ async def _change_masters(group: ReplicatedGroup, client: GroupClient, change: s
     master.restart()
 
 
+async def _put(client: GroupClient, body: bytes) -> int:
+    """The code of the answer."""
+    try:
+        (result,) = hop.decode_put_reply(await client.ask(Kind.PUT, put(TOPIC, body)))
+    except PopmqError as refusal:
+        return refusal.code
+    return result.code
+
+
 async def _until_refused(client: GroupClient) -> None:
     """The disk is looked at each second, and segments are allocated ahead."""
     async with asyncio.timeout(30):
         while True:
-            (result,) = hop.decode_put_reply(await client.ask(Kind.PUT, put(TOPIC, bytes(3_000))))
-            if result.code == Code.TOO_MANY_REQUESTS:
+            if await _put(client, bytes(3_000)) == Code.TOO_MANY_REQUESTS:
                 return
             await asyncio.sleep(0.2)
 
@@ -99,9 +106,7 @@ async def _until_refused(client: GroupClient) -> None:
 async def _until_sent(client: GroupClient, sent: set[bytes]) -> None:
     async with asyncio.timeout(15):
         while True:
-            body = b"last" + bytes(100)
-            (result,) = hop.decode_put_reply(await client.ask(Kind.PUT, put(TOPIC, body)))
-            if result.code == Code.OK:
+            if await _put(client, b"last" + bytes(100)) == Code.OK:
                 sent.add(b"last")
                 return
             await asyncio.sleep(0.2)
