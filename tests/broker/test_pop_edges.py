@@ -104,7 +104,7 @@ def test_a_reply_that_cannot_be_given_spoils_no_other(core: CoreBroker) -> None:
 
     entry = hop.PutEntry(MessageType.NORMAL, b"one", b"")
     core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), settle=False)
-    core.broker.buffer.when_confirmed(broken)
+    core.broker.buffer.when_acks_confirmed(broken)
     waiting = core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000), settle=False)
     core.run_until_idle()
     assert waiting.body is not None

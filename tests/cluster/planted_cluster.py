@@ -189,7 +189,7 @@ def reply_before_it_is_confirmed(patch: Patch) -> None:
         for callback in callbacks:
             callback()
 
-    patch.setattr(MessageStore, "when_confirmed", wrong)
+    patch.setattr(MessageStore, "when_log_confirmed", wrong)
 
 
 def replied_when_durable_here(patch: Patch) -> None:

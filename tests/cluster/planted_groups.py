@@ -55,7 +55,7 @@ def requests_name_no_incarnation(patch: Patch) -> None:
         then(0, 0)
 
     def at_once(self: MetaCopies, reply: Callable[[], None], *, deletion: bool) -> None:
-        self._when_confirmed(reply)
+        self._when_acks_confirmed(reply)
 
     patch.setattr(MetadataCache, "ids", ids)
     patch.setattr(MetadataCache, "known_group_id", lambda self, name: 0)

@@ -27,8 +27,8 @@ def durable_check_point_before_the_buffered(patch: Patch) -> None:
 def buffered_ack_answered_before_it_is_durable(patch: Patch) -> None:
     patch.setattr(
         CheckPointBuffer,
-        "when_confirmed",
-        lambda self, callback: self._store.when_confirmed(callback),
+        "when_acks_confirmed",
+        lambda self, callback: self._store.when_log_confirmed(callback),
     )
 
 
@@ -48,9 +48,11 @@ def acks_written_with_their_group_commit_only(patch: Patch) -> None:
 def ack_answered_before_its_record(patch: Patch) -> None:
     patch.setattr(
         CheckPointBuffer,
-        "when_confirmed",
+        "when_acks_confirmed",
         lambda self, callback: (
-            self._replies.append(callback) if self._acked else self._store.when_confirmed(callback)
+            self._replies.append(callback)
+            if self._acked
+            else self._store.when_log_confirmed(callback)
         ),
     )
 

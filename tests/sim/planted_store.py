@@ -32,7 +32,7 @@ def reply_before_fsync(patch: Patch) -> None:
         for callback in callbacks:
             callback()
 
-    patch.setattr(MessageStore, "when_confirmed", wrong)
+    patch.setattr(MessageStore, "when_log_confirmed", wrong)
 
 
 def batch_handed_over_by_the_flusher(patch: Patch) -> None:

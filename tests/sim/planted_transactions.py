@@ -109,7 +109,7 @@ def end_answered_before_it_is_durable(patch: Patch) -> None:
     def wrong(self: RequestRunner, job: Any, on_reply: Any) -> None:
         store = self._store
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(store, "when_confirmed", lambda callback: callback())
+            inner.setattr(store, "when_log_confirmed", lambda callback: callback())
             turn(self, job, on_reply)
 
     patch.setattr(RequestRunner, "_turn", wrong)

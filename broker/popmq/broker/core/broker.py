@@ -2,7 +2,7 @@
 
 No asyncio in here: a shell (server.py) or a test under virtual time calls the methods and
 `step`.  Every method that appends returns at once; the caller tells its client once
-`when_confirmed` says so.
+`when_acks_confirmed` says so.
 """
 
 import random
@@ -160,7 +160,7 @@ class Broker:
     # -- start and stop
 
     def start(self, earlier_start: EpochStart | None = None) -> None:
-        """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers.
+        """Recover, and begin a new epoch as master. Serve once `when_acks_confirmed` answers.
 
         `earlier_start`: of another start on the same log, whose tables are compared with these.
         What it decided about the life before is taken over.

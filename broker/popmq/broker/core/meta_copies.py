@@ -62,7 +62,7 @@ class MetaCopies:
         self._metadata_resolver = directory
         self._polling = polling
         self._waits_ms = waits_ms
-        self._when_confirmed = buffer.when_confirmed
+        self._when_acks_confirmed = buffer.when_acks_confirmed
         self._followers: dict[str, _Follower] = {}
         self._parked: dict[int, tuple[CopyMetaRequest, Answer]] = {}
         # Replies, each with the newest deletion before it.  A later deletion does not delay them.
@@ -122,7 +122,7 @@ class MetaCopies:
         known_epoch = request.known_epoch if request.group else epoch
         if (known_epoch, request.known_version) != (epoch, version):
             reply.records.extend(self._records(registry.meta_state))
-        self._when_confirmed(partial(answer, reply.SerializeToString()))
+        self._when_acks_confirmed(partial(answer, reply.SerializeToString()))
 
     def _records(self, state: State) -> Sequence[bytes]:
         """All topics and groups, encoded once for each state: there may be 50,000."""
@@ -136,7 +136,7 @@ class MetaCopies:
     def answer_in_order(self, reply: Callable[[], None], *, deletion: bool) -> None:
         """Release the reply to a deletion or a creation that was appended."""
         if self._registry.owner:  # dead letters, which each broker group has for itself
-            self._when_confirmed(reply)
+            self._when_acks_confirmed(reply)
             return
         self._begin()
         if deletion:
@@ -144,7 +144,7 @@ class MetaCopies:
             for number in list(self._parked):
                 self._answer_parked(number)
         assert self._newest is not None, "_begin has set it"
-        self._when_confirmed(partial(self._wait, self._newest, reply))
+        self._when_acks_confirmed(partial(self._wait, self._newest, reply))
 
     def _begin(self) -> None:
         """A former master may have answered nothing to a deletion, so the first creations wait."""

@@ -36,7 +36,7 @@ class UserFollows:
         self._store = store
         self._registry = registry
         self._polling = polling
-        self._when_confirmed = buffer.when_confirmed
+        self._when_acks_confirmed = buffer.when_acks_confirmed
         self._waits_ms = waits_ms
         self._parked: dict[int, tuple[FollowUsersRequest, Answer]] = {}
 
@@ -80,4 +80,4 @@ class UserFollows:
         changed = users if deleted is None else users.changed_since(request.known_version)
         reply.users.extend(map(user_record, changed))
         reply.deleted.extend(deleted or ())
-        self._when_confirmed(partial(answer, reply.SerializeToString()))
+        self._when_acks_confirmed(partial(answer, reply.SerializeToString()))

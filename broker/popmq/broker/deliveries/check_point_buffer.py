@@ -87,7 +87,7 @@ class CheckPointBuffer:
         heapq.heappush(self._deadlines, (deadline_ms, ck.key))
 
     def ack(self, ck: PopCheckPoint, bits: int) -> None:
-        """Acked in memory; tell the client when `when_confirmed` says so."""
+        """Acked in memory; tell the client when `when_acks_confirmed` says so."""
         if not ck.buffered:
             key = ck.key
             self._unwritten[key] = self._unwritten.get(key, 0) | bits
@@ -121,12 +121,12 @@ class CheckPointBuffer:
         acked = ck is not None and ck.acked >> member & 1
         return DeliveryStatus.ACKED if acked else DeliveryStatus.UNKNOWN
 
-    def when_confirmed(self, callback: Callable[[], None]) -> None:
+    def when_acks_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything that was appended or acked so far is confirmed."""
         if self._acked or self._unwritten:
             self._replies.append(callback)
         else:
-            self._store.when_confirmed(callback)
+            self._store.when_log_confirmed(callback)
 
     def before_batch(self) -> None:
         """A group commit begins: the acks since the last one go with it."""
@@ -141,7 +141,7 @@ class CheckPointBuffer:
             for place, check_points in by_place.items():
                 self._commit(place, check_points)
         if replies:
-            self._store.when_confirmed(*replies)
+            self._store.when_log_confirmed(*replies)
 
     def write(self, ck: PopCheckPoint) -> None:
         """Make it a record, and those before it in its queue that are not over."""

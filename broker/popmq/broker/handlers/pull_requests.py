@@ -199,7 +199,7 @@ class _Pull:
         for offset, message in result.messages:
             reply.messages.append(_pulled(self._want.topic, offset, message))
         body = reply.SerializeToString()
-        self._broker.buffer.when_confirmed(partial(self._request.on_reply, body))
+        self._broker.buffer.when_acks_confirmed(partial(self._request.on_reply, body))
 
 
 def update_offset(broker: Broker, request: Request) -> ResumableRead[bytes]:
@@ -223,7 +223,7 @@ def _update(broker: Broker, requested: pb.UpdateOffsetRequest) -> bytes:
     if broker.operations.pull_offsets.set(group, topic, queue_id, requested.offset):
         broker.operations.pulls.metrics.offsets_set += 1
         polling = broker.polling
-        broker.buffer.when_confirmed(lambda: polling.wake(topic.id, group.id))
+        broker.buffer.when_acks_confirmed(lambda: polling.wake(topic.id, group.id))
     return pb.OffsetReply(offset=requested.offset).SerializeToString()
 
 

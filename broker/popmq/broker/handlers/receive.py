@@ -132,9 +132,9 @@ class Receives:
             self._memory.when_leadership_confirmed(leave) if deliveries else leave()
         elif broker.pop.catch_up.is_behind((params.group.name, params.topic.name)):
             charge = broker.pop.catch_up.charge
-            broker.buffer.when_confirmed(lambda: charge(leave))
+            broker.buffer.when_acks_confirmed(lambda: charge(leave))
         else:
-            broker.buffer.when_confirmed(leave)
+            broker.buffer.when_acks_confirmed(leave)
 
 
 class Receive:

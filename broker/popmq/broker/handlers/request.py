@@ -47,7 +47,7 @@ def refuse(error: PopmqError, on_reply: OnReply, store: MessageStore) -> None:
     if isinstance(error, (TooManyRequests, Unavailable)):
         on_reply(error)
     else:
-        store.when_confirmed(partial(on_reply, error))
+        store.when_log_confirmed(partial(on_reply, error))
 
 
 class MemoryReplies(Protocol):

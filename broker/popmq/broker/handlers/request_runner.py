@@ -52,7 +52,7 @@ class RequestRunner:
             missing = next(steps)
         except StopIteration as end:
             reply: bytes = end.value
-            self._store.when_confirmed(lambda: self._end(on_reply, reply))
+            self._store.when_log_confirmed(lambda: self._end(on_reply, reply))
             return
         except PopmqError as refusal:
             refuse(refusal, partial(self._end, on_reply), self._store)
@@ -69,7 +69,7 @@ class RequestRunner:
         elif isinstance(missing, ColdRead):
             self._cold.retry(missing, again, lambda refusal: self._end(on_reply, refusal))
         else:
-            self._store.when_confirmed(again)
+            self._store.when_log_confirmed(again)
 
     def _end(self, on_reply: OnReply, answer: bytes | PopmqError) -> None:
         self.running -= 1

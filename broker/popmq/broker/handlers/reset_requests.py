@@ -99,7 +99,7 @@ class _Reset:
         if topic.type is MessageType.LITE:
             for queue_id in self._queue_ids:
                 self._broker.lites.on_unblocked(topic, queue_id, group.id)
-        self._broker.buffer.when_confirmed(lambda: polling.wake(topic.id, group.id))
+        self._broker.buffer.when_acks_confirmed(lambda: polling.wake(topic.id, group.id))
         return done
 
 

@@ -103,7 +103,7 @@ class BrokerServer:
 
     def _reply(self, on_reply: OnReply, reply: bytes) -> None:
         """Release the reply once everything it rests on is confirmed (D2)."""
-        self._broker.buffer.when_confirmed(partial(on_reply, reply))
+        self._broker.buffer.when_acks_confirmed(partial(on_reply, reply))
 
     def _put(self, request: hop.PutRequest, on_reply: OnReply) -> None:
         results = self._clients.put(request)

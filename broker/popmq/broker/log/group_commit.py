@@ -75,7 +75,7 @@ class GroupCommit:
             self._scheduled = True
             self._soon(self._hand_over)
 
-    def when_confirmed(self, *callbacks: Callable[[], None]) -> None:
+    def when_log_confirmed(self, *callbacks: Callable[[], None]) -> None:
         """Run them once everything appended so far is confirmed; at once if it is."""
         end = self._log.end
         if self.confirmed < end:

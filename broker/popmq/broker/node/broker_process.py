@@ -348,7 +348,7 @@ class BrokerProcess:
         if not self.node.is_serving:
             return
         done = asyncio.Event()
-        self.broker.buffer.when_confirmed(done.set)
+        self.broker.buffer.when_acks_confirmed(done.set)
         self.failed.add_done_callback(lambda _: done.set())
         with suppress(TimeoutError):
             limit_ms = limit_ms or (0 if self.node.solo else SETTLE_MS)

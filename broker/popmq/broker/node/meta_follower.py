@@ -112,7 +112,7 @@ class MetaFollower:
             done += 1
         if not self._changes:
             self._unconfirmed = True
-            broker.buffer.when_confirmed(lambda: self._copied(broker))
+            broker.buffer.when_acks_confirmed(lambda: self._copied(broker))
         return done
 
     def _copied(self, broker: Broker) -> None:

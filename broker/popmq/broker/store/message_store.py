@@ -479,9 +479,9 @@ class MessageStore:
         self._appended(size)
         return stamp.log_ms
 
-    def when_confirmed(self, *callbacks: Callable[[], None]) -> None:
+    def when_log_confirmed(self, *callbacks: Callable[[], None]) -> None:
         """Run them once everything appended so far is confirmed; at once if it is."""
-        self._commit.when_confirmed(*callbacks)
+        self._commit.when_log_confirmed(*callbacks)
 
     def schedule_commit(self) -> None:
         """Something will be appended in `before_batch`."""

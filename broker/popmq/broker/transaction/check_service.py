@@ -177,7 +177,7 @@ class CheckService:
         return served
 
     def _answer(self, waiting: _WaitingProxy, checks: Sequence[Check]) -> None:
-        self._store.when_confirmed(lambda: waiting.answer(checks))
+        self._store.when_log_confirmed(lambda: waiting.answer(checks))
 
     def _checks_for(self, waiting: _WaitingProxy) -> list[Check]:
         """What the proxy is to ask; each was written as a check."""
