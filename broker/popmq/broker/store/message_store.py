@@ -269,7 +269,7 @@ class MessageStore:
         self._commit.confirmed = followed.confirmed
         self.dispatch.position = followed.begin
         mark_running(self._disk, self._folder, FOLLOWS)
-        if self.on_durable == self.confirm:
+        if self._node is None:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
         applies = SlaveApplier(
