@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from popmq.broker.node.broker_process import BrokerProcess
+from popmq.broker.node.metrics import broker_readings
 from popmq.common.disk import NO_FILE_LIMIT, DiskFile, RealDisk
 from popmq.common.errors import Code, ConfigError, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
@@ -157,6 +158,23 @@ def test_a_refusal_names_inodes_that_are_used_up_instead_of_bytes() -> None:
             break
     assert "has no inode for another file (df -i), " in refusal
     assert core.broker.store.guard.free_files == 0
+
+
+def test_a_quota_that_is_used_up_is_named_and_measured_until_there_is_room() -> None:
+    core = small_disk(8 * SEGMENT, disk_stop_percent=100)
+    disk, guard = core.disk, core.broker.store.guard
+    assert isinstance(disk, LyingDisk)
+    disk.no_room = errno.EDQUOT
+    fill(core)
+    assert guard.over_quota
+    with pytest.raises(PopmqError, match=r"a quota of the disk of .* is used up \(quota -s"):
+        core.send("orders", b"refused")
+    values = {metric.name: metric.value for metric in broker_readings(core.broker) if metric}
+    assert values["store_disk_over_quota"] == 1
+    disk.capacity = 100 * SEGMENT
+    core.advance(5_000)
+    assert not guard.over_quota
+    assert core.send("orders", b"more").code == Code.OK
 
 
 def test_index_files_that_do_not_fit_stop_sends_and_harm_nothing() -> None:

@@ -45,7 +45,7 @@ class DiskGuard:
         self._look_due_ms = 0
         self._reserving = False
         self._cannot_reserve = False
-        self._over_quota = False
+        self.over_quota = False  # the room is there, and a quota refuses it
         self.index_blocked = False  # units of queues could not be written
         self.used_percent = 0.0
         self.free_bytes = 0
@@ -94,7 +94,7 @@ class DiskGuard:
                 f"the disk of {self._folder} has no inode for another file (df -i), "
                 f"{self.free_bytes} bytes are free"
             )
-        if self._over_quota:
+        if self.over_quota:
             return f"a quota of the disk of {self._folder} is used up (quota -s, repquota)"
         return (
             f"the disk of {self._folder} has {self.free_bytes} bytes free, too few for the "
@@ -130,7 +130,7 @@ class DiskGuard:
             self._look_due_ms = now_ms + LOOK_MS
             self._look()
         if self._log.reserved >= self._settings.reserved_segments:
-            self._cannot_reserve = False
+            self._cannot_reserve = self.over_quota = False
             return 0
         if self._cannot_reserve and not looking:
             return 0
@@ -152,12 +152,12 @@ class DiskGuard:
         was_full = self.full
         if is_shortage(error):
             self._cannot_reserve = True
-            self._over_quota = error.errno == errno.EDQUOT
+            self.over_quota = error.errno == errno.EDQUOT
         elif error is not None:
             self._on_failure(error)
             return
         else:
-            self._cannot_reserve = False
+            self._cannot_reserve = self.over_quota = False
         if self.full != was_full:
             self._tell()
 

@@ -59,6 +59,7 @@ def _store_metrics(broker: Broker) -> Iterable[Metric]:
     if store.guard.free_files != NO_FILE_LIMIT:
         yield reading("store_disk_free_inodes", store.guard.free_files)
     yield reading("store_disk_full", store.guard.full)
+    yield reading("store_disk_over_quota", store.guard.over_quota)
     yield reading("store_sends_refused", store.guard.sends_refused)
     yield reading("store_writes_refused", store.guard.writes_refused)
     yield reading("store_disk_failed", counts.disk_failed)

@@ -6,6 +6,7 @@ And real files that do not depend on what the kernel keeps in memory.
 """
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,8 @@ class LyingDisk:
         self._kept_names: dict[str, _Content] = {}
         self._left: int | None = None
         self.operations = 0
-        self.capacity = 1 << 50  # bytes; beyond them every growth ends in ENOSPC
+        self.capacity = 1 << 50  # bytes; beyond them every growth ends in `no_room`
+        self.no_room = errno.ENOSPC
         self.most_files = NO_FILE_LIMIT  # so does each new file beyond those
 
     def cut_at(self, operations: int) -> None:
@@ -63,9 +65,9 @@ class LyingDisk:
         return 8  # files are closed and opened again all the time
 
     def claim(self, size: int) -> None:
-        """Room for `size` more bytes, or ENOSPC."""
+        """Room for `size` more bytes, or `no_room`."""
         if size > 0 and size > self.space("")[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(self.no_room, os.strerror(self.no_room))
 
     def touch(self) -> None:
         self.operations += 1
