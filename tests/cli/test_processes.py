@@ -258,5 +258,8 @@ def test_a_shell_completes_commands_options_and_names(
 
 def _install(shell: str) -> None:
     """As root, where the distribution has it; a machine without the shell fails the test."""
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-qy", shell]):
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-qy", "-o", "DPkg::Lock::Timeout=60", shell],
+    ):
         subprocess.run(command, check=True, capture_output=True)

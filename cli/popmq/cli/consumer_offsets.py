@@ -17,7 +17,7 @@ from popmq.cli.terminal.arguments import (
     time_argument,
 )
 from popmq.cli.terminal.command_line import Args, command, flag, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.live_screen import watch
 from popmq.cli.terminal.namespace_option import belongs
 from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
@@ -330,7 +330,7 @@ reset_offset = command(
     option("--queue", type=QUEUE, metavar="Q", help="This queue alone."),
     *_RETRIES,
     flag("--dry-run", help="Only show what would be done."),
-    flag("-y", "--yes", help="Do not ask."),
+    YES,
     help="Set where a group reads on, also a running one. Asks on a terminal.",
     examples=(
         "popmq reset-offset --group billing --topic orders --to oldest --dry-run",

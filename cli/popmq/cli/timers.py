@@ -14,8 +14,8 @@ from google.protobuf.json_format import MessageToDict
 from popmq.cli.client import Client
 from popmq.cli.resource_names import TOPIC, client_of, nearest_named
 from popmq.cli.terminal.arguments import COUNT, DURATION, TIME
-from popmq.cli.terminal.command_line import Args, argument, command, flag, group, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.command_line import Args, argument, command, group, option
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.namespace_option import need_topic
 from popmq.cli.terminal.output import (
     Row,
@@ -284,7 +284,7 @@ timers = group(
             run_cancel,
             _MESSAGE,
             _TOPIC,
-            flag("-y", "--yes", help="Do not ask."),
+            YES,
             help="Never deliver a message that waits. Asks on a terminal.",
             examples=("popmq timers cancel 01ABCDEF --yes",),
             namespaced=True,
