@@ -395,6 +395,17 @@ RIGHT = [
     Case("dlq redrive billing --dry-run", says="0 would be redriven"),
     Case("reset-offset --group billing --topic orders --to oldest --dry-run", says="WOULD-END"),
     Case("reset-offset --group billing --topic orders --to newest --yes", says="ENDED"),
+    *(
+        Case(f"reset-offset --group billing --topic orders --dry-run --to {time}", says="WOULD-END")
+        for time in ("earliest", "latest", "now", "1700000000000", "~1h_ago")
+    ),
+    Case("recv orders --from earliest --count 2", says="id="),
+    Case("recv orders --from latest", says=""),
+    Case("message show --topic single --queue 0 --time oldest", says="offset=0", wide=True),
+    Case("message show --topic orders --key k1 --begin earliest --end now", says="one", wide=True),
+    Case("timers list --from now --to latest", says="DUE"),
+    Case("dlq redrive billing --filter before=now --dry-run", says="0 would be"),
+    Case("send late x --at now", says="queue_offset="),
     Case("topic purge orders --dry-run", says="would do"),
     Case("topic purge orders --yes", says="purged"),
     Case("broker list", says="broker-a"),

@@ -9,6 +9,9 @@ from popmq.cli.client import CallFailed, CallRefused, Client
 from popmq.cli.clients import list_clients, member_lines
 from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
 from popmq.cli.terminal.arguments import (
+    EPOCH_MS_DIGITS,
+    NEWEST,
+    OLDEST,
     POSITIVE_DURATION,
     QUEUE,
     Parsed,
@@ -37,9 +40,11 @@ SUMS = ("ready", "in_flight", "delayed", "blocked", "retries", "expired", "unkno
 
 def target_argument(text: str) -> tuple[str, int]:
     """The field of the request, and its value."""
-    if text in ("oldest", "newest"):
-        return text, 1
-    if text.isascii() and text.isdecimal():
+    if text in OLDEST:
+        return "oldest", 1
+    if text in ("now", *NEWEST):
+        return "newest", 1
+    if text.isascii() and text.isdecimal() and len(text) not in EPOCH_MS_DIGITS:
         return "offset", offset_argument(text)
     try:
         return "stored_ms", time_argument(text)

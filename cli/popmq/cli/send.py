@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from popmq.cli.client import Client
 from popmq.cli.message_ids import MessageIds
 from popmq.cli.resource_names import TOPIC, client_of
-from popmq.cli.terminal.arguments import COUNT, DURATION, PROPERTY, TIME
+from popmq.cli.terminal.arguments import COUNT, DUE_TIME, DURATION, PROPERTY
 from popmq.cli.terminal.command_line import Args, argument, command, flag, option
 from popmq.cli.terminal.confirmation import can_ask, confirm
 from popmq.cli.terminal.output import Row, format_ago, print_rows
@@ -213,7 +213,7 @@ send = command(
         help="Send a half message, then end it so.  [without a value: commit]",
     ),
     option("--delay", type=DURATION, metavar="1h30m", help="Deliver after this time."),
-    option("--at", type=TIME, metavar="TIME", help="Deliver at this time."),
+    option("--at", type=DUE_TIME, metavar="TIME", help="Deliver at this time."),
     option(
         "--spread",
         type=DURATION,
