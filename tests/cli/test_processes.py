@@ -17,6 +17,7 @@ import pytest
 from e2e.processes import role_environment
 from programs import run_program
 
+from popmq.cli.client import SILENT_S, CallFailed, Client
 from popmq.testing.running_broker import RunningBroker
 
 LOOKS = 25
@@ -112,12 +113,29 @@ def _catches_sigint(pid: int) -> bool:
 
 
 @pytest.mark.more
+@pytest.mark.parametrize(
+    "command", ["topic list", "explain 01AB", "message show 01AB", "dlq list g", "keys list"]
+)
 def test_a_silent_server_costs_a_look_at_most_three_seconds(
-    silent: str, environ: dict[str, str]
+    silent: str, environ: dict[str, str], command: str
 ) -> None:
-    done = popmq("topic", "list", "--endpoint", silent, environ=environ)
+    done = popmq(*command.split(), "--endpoint", silent, environ=environ)
     assert done.returncode == 3
     assert done.stderr == f"popmq: {silent} did not answer within 2.5 s\n"
+
+
+@pytest.mark.more
+def test_looks_after_a_silence_have_little_time_until_a_pause(silent: str) -> None:
+    def failed(client: Client) -> str:
+        with pytest.raises(CallFailed) as caught:
+            client.topics(system=False)
+        return str(caught.value)
+
+    with Client(silent, look_timeout_ms=1_200) as client:
+        assert failed(client) == f"{silent} did not answer within 1.2 s"
+        assert failed(client) == f"{silent} did not answer within 0.2 s"
+        client._looked_s -= 2 * SILENT_S  # as after a pause
+        assert failed(client) == f"{silent} did not answer within 1.2 s"
 
 
 def test_a_reader_that_has_enough_gets_no_error(environ: dict[str, str]) -> None:
