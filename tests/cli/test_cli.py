@@ -387,6 +387,18 @@ def test_columns_are_aligned() -> None:
     assert columns(("NAME", "N"), [("orders", 8), ("x", 10)]) == "NAME    N\norders  8\nx       10"
 
 
+def test_tables_are_the_same_without_rich_and_yaml_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("orders", 8, "\x1b[2J"), ("a", "", "no")]
+    with_rich = columns(("NAME", "QUEUES", "X"), rows)
+    for name in ("rich", "rich.console", "rich.table", "rich.text", "yaml"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert columns(("NAME", "QUEUES", "X"), rows) == with_rich
+    assert main(["config", "-o", "yaml"]) == 2
+    assert "-o yaml needs PyYAML: pip install 'popmq[cli]'" in capsys.readouterr().err
+
+
 def test_config_shows_each_value_and_where_it_came_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,10 +135,15 @@ def _width_of(header: Sequence[str], cells: Sequence[Sequence[str]], kept: Seque
 
 
 def _rendered(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:  # the extra `cli` has rich, which knows how wide characters are
+        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        return "\n".join(
+            "  ".join(map(str.ljust, line, widths)).rstrip() for line in (header, *cells)
+        )
     # The text decides: whatever the terminal, a cell is neither folded nor cut.
     width = _width_of(header, cells, range(len(header))) + len(header) * 2
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
