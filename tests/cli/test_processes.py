@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,9 +200,13 @@ def test_up_prints_at_most_three_lines_on_a_terminal(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
     ours, its = pty.openpty()
-    ports = ["--port", "0", "--http-port", "0", "--data", str(tmp_path / "data")]
+    termios.tcsetwinsize(its, (24, 80))
     process = subprocess.Popen(
-        [sys.executable, "-m", "popmq", "up", *ports], env=environ, stdout=its, stderr=its
+        [sys.executable, "-m", "popmq", "up", "--port", "0", "--http-port", "0"],
+        env=environ,
+        cwd=tmp_path,
+        stdout=its,
+        stderr=its,
     )
     os.close(its)
     try:
@@ -216,9 +221,11 @@ def test_up_prints_at_most_three_lines_on_a_terminal(
         os.close(ours)
     lines = printed.decode().splitlines()
     assert len(lines) <= 3, lines
-    endpoint = re.fullmatch(r"ready: endpoint (\S+), metrics http://\S+, data \S+", lines[0])
+    assert max(map(len, lines)) <= 80, lines
+    ready = " ".join(line.strip() for line in lines[:-1])
+    endpoint = re.fullmatch(r"ready: endpoint (\S+), metrics http://\S+, data \S+", ready)
     assert endpoint is not None
-    assert lines[1] == f"next: popmq send hello 'first message' --endpoint {endpoint[1]}"
+    assert lines[-1] == f"next: popmq send hello 'first message' --endpoint {endpoint[1]}"
 
 
 SHELLS = {

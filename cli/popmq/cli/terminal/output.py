@@ -54,7 +54,8 @@ def terminal_width() -> int | None:
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+        at_hand = sys.stdout.isatty()
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None if at_hand else None
     except (OSError, ValueError):
         return None
 
