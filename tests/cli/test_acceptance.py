@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 
 import pytest
 
 from popmq.cli.__main__ import main
 from popmq.testing.running_broker import RunningBroker
 
-MAX_S = 10.0  # of a command, on a machine that does much else
+MAX_S = 5.0  # of a command, on a machine that does much else
 WIDTHS = (80, 140)
 
 
@@ -75,9 +77,30 @@ class Shell:
         return word.removeprefix("~")
 
 
+class Http1(StreamRequestHandler):
+    """As the port of the metrics answers what it does not understand."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.fixture
+def http1() -> Iterator[str]:
+    with ThreadingTCPServer(("127.0.0.1", 0), Http1) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture
 def shell(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    http1: str,
 ) -> Iterator[Shell]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with RunningBroker() as broker, socket.socket() as bound:
@@ -92,6 +115,7 @@ def shell(
         values = {
             "E": broker.endpoint,
             "EMPTY": "",
+            "HTTP1": http1,
             "DEAD": f"127.0.0.1:{bound.getsockname()[1]}",
             "ID": message_id,
             "HANDLE": received.handle,
@@ -121,6 +145,11 @@ WRONG = [
     Case("LAG", 2, "Did you mean lag"),
     Case("cleints", 2, "Did you mean clients"),
     # Options that are none, and values that are missing.
+    *(
+        Case(f"{role} --no-such X", 2, "No such option '--no-such'")
+        for role in ("up", "broker", "proxy", "controller", "operator", "console")
+    ),
+    Case("broker --data X", 2, "No such option '--data'"),
     Case("topic list --sytem", 2, "--system"),
     Case("recv orders --gruop g", 2, "--group"),
     Case("send orders x --dealy 1s", 2, "--delay"),
@@ -230,6 +259,8 @@ WRONG = [
     Case("recv orders --group g --endpoint {DEAD}", 3, "start one with `popmq up`"),
     Case("lag --endpoint {DEAD}", 3, "start one with `popmq up`"),
     Case("status --endpoint {DEAD}", 3, "start one with `popmq up`"),
+    Case("topic list --endpoint {HTTP1}", 3, "is no popmq proxy: it speaks HTTP/1"),
+    Case("topic list --endpoint tls://{HTTP1}", 3, "speaks no TLS"),
     Case("topic list --endpoint tls://{E}", 3, "is not trusted"),
     Case("topic list --context nobody", 2, "no context 'nobody'"),
     Case("context use nobody", 1, "no context 'nobody'"),
