@@ -232,6 +232,13 @@ def test_a_command_imports_no_role_that_it_does_not_need() -> None:
     assert set(done.stdout.splitlines()[-1].split()) == {"cli", "common"}
 
 
+def test_a_refusal_of_arguments_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "list", "\x9b2J\rX"]) == 2
+    assert "(\\x9b2J\\rX)" in capsys.readouterr().err
+    assert main(["completion"]) == 2
+    assert capsys.readouterr().err.endswith("Choose from:\n    bash,\n    zsh,\n    fish\n")
+
+
 def test_help_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "send" in capsys.readouterr().out
