@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -80,9 +81,13 @@ class Shell:
 class Http1(StreamRequestHandler):
     """As the port of the metrics answers what it does not understand."""
 
+    timeout = 10
+
     def handle(self) -> None:
         self.rfile.readline()
         self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        with suppress(ConnectionResetError):
+            self.rfile.read()  # to its end: a close before that could overtake the answer
 
 
 @pytest.fixture
