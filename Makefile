@@ -76,7 +76,7 @@ up: $(USER_STAMP)
 
 # Four more megabytes.
 $(CONSOLE_STAMP): $(USER_STAMP)
-	@$(PYTHON_IN) -m pip install --quiet --editable '.[client,console]'
+	@$(PYTHON_IN) -m pip install --quiet --editable '.[cli,client,console]'
 	@touch $@
 
 console: $(CONSOLE_STAMP)

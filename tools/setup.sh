@@ -14,7 +14,7 @@ bootstrap=.venv-bootstrap
 what=${1:-dev}
 case $what in
     dev) stamp=$venv/.installed packages='.[dev]' name='popmq and its development tools' ;;
-    user) stamp=$venv/.user-installed packages='.[client]' name='popmq and the official Python client' ;;
+    user) stamp=$venv/.user-installed packages='.[cli,client]' name='popmq and the official Python client' ;;
     *) printf 'usage: tools/setup.sh [dev|user]\n' >&2; exit 2 ;;
 esac
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore

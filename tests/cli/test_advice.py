@@ -151,6 +151,8 @@ def test_each_advice_that_can_be_typed_is_accepted(
     if not (creates and "billing" in arguments):
         popmq_broker.create_group("billing")
     where = [] if arguments[0] in LOCAL else ["--endpoint", popmq_broker.endpoint]
+    if arguments[1:2] == ["delete"]:
+        where.append("--yes")  # there is no terminal here
     status = main([*arguments, *where])
     # Here no message group is parked, which is for `group resume` to find out.
     good = (Status.DONE, Status.NOT_FOUND) if arguments[1:2] == ["resume"] else (Status.DONE,)

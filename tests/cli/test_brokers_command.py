@@ -111,5 +111,5 @@ def test_a_running_popmq_lists_its_broker_and_has_nobody_to_fail_over_to(
     (document,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     (only,) = document["members"]
     assert (document["group"], only["role"], only["alive"]) == ("broker-a", "MASTER", True)
-    assert main(["failover", "broker-a", "--endpoint", popmq_broker.endpoint]) == 1
+    assert main(["failover", "broker-a", "--yes", "--endpoint", popmq_broker.endpoint]) == 1
     assert "broker group broker-a has one broker" in capsys.readouterr().err

@@ -232,6 +232,13 @@ def test_a_command_imports_no_role_that_it_does_not_need() -> None:
     assert set(done.stdout.splitlines()[-1].split()) == {"cli", "common"}
 
 
+def test_a_refusal_of_arguments_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "list", "\x9b2J\rX"]) == 2
+    assert "(\\x9b2J\\rX)" in capsys.readouterr().err
+    assert main(["completion"]) == 2
+    assert capsys.readouterr().err.endswith("Choose from:\n    bash,\n    zsh,\n    fish\n")
+
+
 def test_help_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "send" in capsys.readouterr().out
@@ -385,6 +392,18 @@ def test_a_receive_asks_each_broker_once() -> None:
 
 def test_columns_are_aligned() -> None:
     assert columns(("NAME", "N"), [("orders", 8), ("x", 10)]) == "NAME    N\norders  8\nx       10"
+
+
+def test_tables_are_the_same_without_rich_and_yaml_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("orders", 8, "\x1b[2J"), ("a", "", "no")]
+    with_rich = columns(("NAME", "QUEUES", "X"), rows)
+    for name in ("rich", "rich.console", "rich.table", "rich.text", "yaml"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert columns(("NAME", "QUEUES", "X"), rows) == with_rich
+    assert main(["config", "-o", "yaml"]) == 2
+    assert "-o yaml needs PyYAML: pip install 'popmq[cli]'" in capsys.readouterr().err
 
 
 def test_config_shows_each_value_and_where_it_came_from(

@@ -95,7 +95,7 @@ def test_the_flags_are_understood() -> None:
 def test_a_single_broker_cannot_be_drained(
     popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["drain", "broker-a", "--endpoint", popmq_broker.endpoint]) == 1
+    assert main(["drain", "broker-a", "--yes", "--endpoint", popmq_broker.endpoint]) == 1
     assert "owns the topics and consumer groups" in capsys.readouterr().err
     assert main(["drain", "broker-b", "--endpoint", popmq_broker.endpoint]) == 4
     assert "no broker group broker-b: did you mean broker-a?" in capsys.readouterr().err

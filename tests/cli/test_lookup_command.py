@@ -7,8 +7,9 @@ import pytest
 
 from cli import parsing
 from popmq.cli.__main__ import main
-from popmq.cli.lookup import found_fields, found_lines, request_of
+from popmq.cli.lookup import check_found, found_fields, found_lines, request_of
 from popmq.cli.terminal.command_line import Args
+from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.running_broker import RunningBroker
@@ -32,6 +33,16 @@ def found() -> admin.FoundMessage:
         head=head.SerializeToString(),
         properties=properties.SerializeToString(),
     )
+
+
+def test_a_broker_that_did_not_answer_is_named_also_when_nothing_was_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_found(admin.FindMessagesReply(messages=[found()]), "nothing")
+    assert capsys.readouterr().err == ""
+    with pytest.raises(Refused, match="nothing"):
+        check_found(admin.FindMessagesReply(incomplete="broker b: no answer"), "nothing")
+    assert "broker b: no answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_lag_reset_and_lookup_are_those_of_the_namespace(commands: Commands) -> 
     )
     assert sorted(str(message["body"]) for message in results) == ["eu-0", "eu-1"]
     reset = ("reset-offset", "--group", "workers", "--topic", "orders", "--to", "oldest")
-    rows = commands.json(*reset, "--namespace", "us")
+    rows = commands.json(*reset, "--yes", "--namespace", "us")
     assert {row["topic"] for row in rows} == {"us%orders"}
     message = str(results[0]["message_id"])
     assert commands.run("explain", message, "--namespace", "eu")[0] == 0

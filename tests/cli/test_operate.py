@@ -47,6 +47,10 @@ def lags(*more: admin.Lag) -> admin.LagReply:
     [
         (["--to", "oldest"], admin.ResetOffsetRequest(oldest=True)),
         (["--to", "newest", "--dry-run"], admin.ResetOffsetRequest(newest=True, dry_run=True)),
+        (["--to", "earliest"], admin.ResetOffsetRequest(oldest=True)),
+        (["--to", "latest"], admin.ResetOffsetRequest(newest=True)),
+        (["--to", "now"], admin.ResetOffsetRequest(newest=True)),
+        (["--to", "1700000000000"], admin.ResetOffsetRequest(stored_ms=1_700_000_000_000)),
         (["--to", "0", "--queue", "0"], admin.ResetOffsetRequest(offset=0, queue_id=0)),
         (["--to", "1970-01-01T00:00:02Z"], admin.ResetOffsetRequest(stored_ms=2_000)),
         (["--to", "7", "--skip-retries"], admin.ResetOffsetRequest(offset=7, skip_retries=True)),

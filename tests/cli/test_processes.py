@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from e2e.processes import role_environment
 from programs import run_program
 
+from popmq.cli.client import SILENT_S, CallFailed, Client
 from popmq.testing.running_broker import RunningBroker
 
 LOOKS = 25
@@ -112,12 +114,29 @@ def _catches_sigint(pid: int) -> bool:
 
 
 @pytest.mark.more
+@pytest.mark.parametrize(
+    "command", ["topic list", "explain 01AB", "message show 01AB", "dlq list g", "keys list"]
+)
 def test_a_silent_server_costs_a_look_at_most_three_seconds(
-    silent: str, environ: dict[str, str]
+    silent: str, environ: dict[str, str], command: str
 ) -> None:
-    done = popmq("topic", "list", "--endpoint", silent, environ=environ)
+    done = popmq(*command.split(), "--endpoint", silent, environ=environ)
     assert done.returncode == 3
     assert done.stderr == f"popmq: {silent} did not answer within 2.5 s\n"
+
+
+@pytest.mark.more
+def test_looks_after_a_silence_have_little_time_until_a_pause(silent: str) -> None:
+    def failed(client: Client) -> str:
+        with pytest.raises(CallFailed) as caught:
+            client.topics(system=False)
+        return str(caught.value)
+
+    with Client(silent, look_timeout_ms=1_200) as client:
+        assert failed(client) == f"{silent} did not answer within 1.2 s"
+        assert failed(client) == f"{silent} did not answer within 0.2 s"
+        client._looked_s -= 2 * SILENT_S  # as after a pause
+        assert failed(client) == f"{silent} did not answer within 1.2 s"
 
 
 def test_a_reader_that_has_enough_gets_no_error(environ: dict[str, str]) -> None:
@@ -181,9 +200,13 @@ def test_up_prints_at_most_three_lines_on_a_terminal(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
     ours, its = pty.openpty()
-    ports = ["--port", "0", "--http-port", "0", "--data", str(tmp_path / "data")]
+    termios.tcsetwinsize(its, (24, 80))
     process = subprocess.Popen(
-        [sys.executable, "-m", "popmq", "up", *ports], env=environ, stdout=its, stderr=its
+        [sys.executable, "-m", "popmq", "up", "--port", "0", "--http-port", "0"],
+        env=environ,
+        cwd=tmp_path,
+        stdout=its,
+        stderr=its,
     )
     os.close(its)
     try:
@@ -198,9 +221,11 @@ def test_up_prints_at_most_three_lines_on_a_terminal(
         os.close(ours)
     lines = printed.decode().splitlines()
     assert len(lines) <= 3, lines
-    endpoint = re.fullmatch(r"ready: endpoint (\S+), metrics http://\S+, data \S+", lines[0])
+    assert max(map(len, lines)) <= 80, lines
+    ready = " ".join(line.strip() for line in lines[:-1])
+    endpoint = re.fullmatch(r"ready: endpoint (\S+), metrics http://\S+, data \S+", ready)
     assert endpoint is not None
-    assert lines[1] == f"next: popmq send hello 'first message' --endpoint {endpoint[1]}"
+    assert lines[-1] == f"next: popmq send hello 'first message' --endpoint {endpoint[1]}"
 
 
 SHELLS = {
@@ -258,5 +283,8 @@ def test_a_shell_completes_commands_options_and_names(
 
 def _install(shell: str) -> None:
     """As root, where the distribution has it; a machine without the shell fails the test."""
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-qy", shell]):
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-qy", "-o", "DPkg::Lock::Timeout=60", shell],
+    ):
         subprocess.run(command, check=True, capture_output=True)

@@ -193,7 +193,9 @@ def test_a_broken_file_of_epochs_is_found_repaired_and_the_broker_starts(
     with Role("up", flags, folder=tmp_path, settings={}) as up:
         run_command(up.ready.endpoint, tmp_path, "send", "orders", "kept")
     epochs = data / "epochs"
-    epochs.write_bytes(epochs.read_bytes()[:-2] + b"9\n")
+    stored = epochs.read_bytes()
+    assert b"\n1 0\n" in stored
+    epochs.write_bytes(stored.replace(b"\n1 0\n", b"\n1 9\n"))
     assert main(["doctor", "--data", str(data)]) == 1
     printed = capsys.readouterr().out
     assert "DAMAGED EPOCHS" in printed

@@ -9,6 +9,21 @@ from popmq.common.wire import controller_pb2 as pb
 NOW_MS = 1_700_000_000_000
 
 
+def test_a_group_with_a_bad_verdict_is_named_although_its_messages_are_young() -> None:
+    lags = [
+        admin.Lag(group="flaky", topic="orders", ready=1, verdict="FAILING"),
+        admin.Lag(group="idle", topic="a", oldest_ready_ms=NOW_MS - 600_000, verdict="STOPPED"),
+        admin.Lag(group="fine", topic="a", verdict="OK"),
+        admin.Lag(group="new", topic="a", verdict="UNKNOWN"),
+    ]
+    reply = admin.LagReply(lags=lags, now_ms=NOW_MS)
+    view = ClusterView(pb.ListReplicasReply(), reply, admin.ForecastTimersReply(), [])
+    assert view.notes == [
+        "group idle is STOPPED: the oldest waiting message of a has waited for 10m",
+        "group flaky is FAILING in topic orders",
+    ]
+
+
 def test_dead_letters_come_first_and_a_long_page_fits_a_small_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

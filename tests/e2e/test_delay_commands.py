@@ -70,11 +70,12 @@ def test_delayed_messages_are_sent_shown_moved_and_cancelled(popmq: Run) -> None
     assert got["message_id"] == soon["message_id"]
     assert got["due_ms"] < before_ms + 3_600_000
     assert got["late_ms"] >= 0
-    late = popmq("timers", "cancel", soon["recall_handle"])
+    late = popmq("timers", "cancel", soon["recall_handle"], "--yes")
     assert late.returncode != 0
     assert "visible already" in late.stderr
 
-    assert "cancelled" in popmq("timers", "cancel", far["recall_handle"]).stdout
+    cancelled = popmq("timers", "cancel", far["recall_handle"], "--yes")
+    assert "cancelled" in cancelled.stdout
     gone = popmq("timers", "show", far["recall_handle"])
     assert gone.returncode != 0
     assert "waits" in gone.stderr

@@ -124,7 +124,7 @@ def hand_over(group: ReplicatedGroup, clients: list[OfficialClient]) -> tuple[in
     """Wall times (ms) around one, up to the next sends on the new master."""
     before = asyncio.run(in_sync(group))
     began_ms = time.time_ns() // 1_000_000
-    group.popmq("failover", GROUP)
+    group.popmq("failover", GROUP, "--yes")
     ended_ms = time.time_ns() // 1_000_000
     for client in clients:
         went_on = partial(sent_after, client, ended_ms + ON_ITS_WAY_MS)

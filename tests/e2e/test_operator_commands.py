@@ -53,7 +53,8 @@ def test_the_operators_commands_show_and_move_a_real_group(tmp_path: Path) -> No
         assert (lag["lag"], lag["retries"]) == (3, 3)
         assert (dead["dead_letters"], dead["redriven"]) == (3, 3)
         assert "orders" in cluster.popmq("lag")
-        cluster.popmq("reset-offset", "--group", "g", "--topic", "orders", "--to", "newest")
+        reset = ("--group", "g", "--topic", "orders", "--to", "newest", "--yes")
+        cluster.popmq("reset-offset", *reset)
         (lag, _) = objects(cluster.popmq("lag", "--group", "g", "--json"))
         assert lag["lag"] == 0
         assert "SKIPPED" in cluster.popmq("explain", message_id)

@@ -434,7 +434,7 @@ def test_a_masters_node_is_lost(site: Site, tmp_path: Path) -> None:
     (alone,) = next(pods for pods in where.values() if len(pods) == 1)
     node = next(name for name, pods in where.items() if pods == [alone])
     if site.master != alone:
-        site.popmq("failover", "broker-0", "--to", alone)
+        site.popmq("failover", "broker-0", "--to", alone, "--yes")
         site.plane.wait("the hand-over", lambda: site.master == alone, limit_s=60)
     with Flow(site, tmp_path) as flow:
         site.nodes.kill(node)

@@ -4,7 +4,7 @@ from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.resource_names import check_broker_group, client_of
 from popmq.cli.terminal.command_line import Args, argument, command, flag, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.output import Row, columns, format_age, print_rows
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
@@ -151,7 +151,7 @@ failover = command(
         help="Also a replica that is not in the SyncStateSet: what only the set has is lost.",
     ),
     flag("--dry-run", help="Only show what would be done."),
-    flag("-y", "--yes", help="Do not ask."),
+    YES,
     help="Make another replica of a broker group its master. Asks on a terminal.",
     examples=("popmq failover broker-a --dry-run", "popmq failover broker-a --to broker-a-1"),
 )

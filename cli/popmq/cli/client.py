@@ -64,7 +64,13 @@ _LOOKS = (
     admin.DescribeUserRequest,
     admin.ListUsersRequest,
     admin.CheckAccessRequest,
+    admin.DescribeSettingsRequest,
+    admin.ExplainRequest,
+    admin.FindMessagesRequest,
+    admin.ListDeadLettersRequest,
 )
+# A broker that is silent for so long costs the next looks of the same command little.
+SILENT_S, LEAST_LOOK_S = 1.0, 0.2
 
 
 class StatusLike(Protocol):
@@ -102,6 +108,13 @@ class CallFailed(PopmqError):
     """No reply: nobody listens there, the time ran out, or it is not a popmq that answers."""
 
     code = Code.HA_NOT_AVAILABLE
+
+
+def looks(request: Message) -> bool:
+    """Whether it changes nothing."""
+    if isinstance(request, _LOOKS) or any(getattr(request, n, False) for n in ("dry_run", "look")):
+        return True
+    return type(request).__name__ == "QueryOffsetRequest"  # of a module that is imported when used
 
 
 def check_status(status: StatusLike) -> None:
@@ -148,7 +161,9 @@ class Client:
         self._tls_ca = tls_ca or os.environ.get(TLS_CA_VARIABLE, "")
         self._signer = signer_of(os.environ) if signer is None else signer
         self._timeout_ms = timeout_ms
-        self._look_timeout_ms = look_timeout_ms or timeout_ms  # of requests that only look
+        # Of the requests of a command that only look, all together; 0: as others.
+        self._look_timeout_ms = look_timeout_ms
+        self._silent_s = self._looked_s = 0.0
         self._idle: dict[str, list[GrpcChannel]] = {}  # by endpoint
         self._closed = False
 
@@ -378,14 +393,27 @@ class Client:
         def on_message(data: bytes) -> None:
             replies.append(reply_type.FromString(data))
 
-        self._ask(path, request, on_message, self._timeout_s(request))
+        began_s = time.monotonic()
+        try:
+            self._ask(path, request, on_message, self._timeout_s(request, began_s))
+        finally:
+            self._note_silence(request, began_s)
         if len(replies) != 1:
             raise CallFailed(f"{self.endpoint} answered {len(replies)} messages instead of one")
         return replies[0]
 
-    def _timeout_s(self, request: Message) -> float:
-        looks = isinstance(request, _LOOKS)
-        return (self._look_timeout_ms if looks else self._timeout_ms) / 1000
+    def _timeout_s(self, request: Message, now_s: float) -> float:
+        if not (self._look_timeout_ms and looks(request)):
+            return self._timeout_ms / 1000
+        if now_s - self._looked_s > SILENT_S:  # a view that is drawn again after a pause
+            self._silent_s = 0.0
+        return max(LEAST_LOOK_S, self._look_timeout_ms / 1000 - self._silent_s)
+
+    def _note_silence(self, request: Message, began_s: float) -> None:
+        self._looked_s = time.monotonic()
+        took_s = self._looked_s - began_s
+        if looks(request) and took_s > SILENT_S:
+            self._silent_s += took_s
 
     def _ask(
         self, path: str, request: Message, on_message: Callable[[bytes], None], timeout_s: float

@@ -9,6 +9,7 @@
 | 130 | ended by Ctrl-C |
 """
 
+import io
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ import click
 
 from popmq.cli.terminal.command_line import WIDTH, Entry, Invocation, LazyGroup
 from popmq.common.errors import Code, PopmqError
-from popmq.common.escaping import escaped
+from popmq.common.escaping import escaped, escaped_lines
 from popmq.common.version import VERSION
 
 
@@ -116,7 +117,9 @@ def run(arguments: Sequence[str], *, interrupts: bool = False) -> int:
         sys.stdout.flush()
         return status
     except click.UsageError as error:
-        error.show()
+        usage = io.StringIO()
+        error.show(usage)
+        print(escaped_lines(usage.getvalue().expandtabs(4)), end="", file=sys.stderr)
         return Status.USAGE
     except click.Abort:
         return Status.INTERRUPTED

@@ -9,6 +9,9 @@ from popmq.cli.client import CallFailed, CallRefused, Client
 from popmq.cli.clients import list_clients, member_lines
 from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
 from popmq.cli.terminal.arguments import (
+    EPOCH_MS_DIGITS,
+    NEWEST,
+    OLDEST,
     POSITIVE_DURATION,
     QUEUE,
     Parsed,
@@ -17,7 +20,7 @@ from popmq.cli.terminal.arguments import (
     time_argument,
 )
 from popmq.cli.terminal.command_line import Args, command, flag, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.live_screen import watch
 from popmq.cli.terminal.namespace_option import belongs
 from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
@@ -37,9 +40,11 @@ SUMS = ("ready", "in_flight", "delayed", "blocked", "retries", "expired", "unkno
 
 def target_argument(text: str) -> tuple[str, int]:
     """The field of the request, and its value."""
-    if text in ("oldest", "newest"):
-        return text, 1
-    if text.isascii() and text.isdecimal():
+    if text in OLDEST:
+        return "oldest", 1
+    if text in ("now", *NEWEST):
+        return "newest", 1
+    if text.isascii() and text.isdecimal() and len(text) not in EPOCH_MS_DIGITS:
         return "offset", offset_argument(text)
     try:
         return "stored_ms", time_argument(text)
@@ -330,7 +335,7 @@ reset_offset = command(
     option("--queue", type=QUEUE, metavar="Q", help="This queue alone."),
     *_RETRIES,
     flag("--dry-run", help="Only show what would be done."),
-    flag("-y", "--yes", help="Do not ask."),
+    YES,
     help="Set where a group reads on, also a running one. Asks on a terminal.",
     examples=(
         "popmq reset-offset --group billing --topic orders --to oldest --dry-run",

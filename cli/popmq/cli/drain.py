@@ -12,7 +12,7 @@ from popmq.cli.client import Client
 from popmq.cli.resource_names import check_broker_group, client_of
 from popmq.cli.terminal.arguments import DURATION
 from popmq.cli.terminal.command_line import Args, argument, command, flag, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.output import Row, print_rows
 from popmq.common.protocol.drain_remainder import DrainRemainder, drain_remainder, remainder_text
 from popmq.common.wire import admin_pb2 as admin
@@ -96,7 +96,7 @@ drain = command(
         metavar="TIME",
         help="Look until it is empty, at most for so long.  [default: one look]",
     ),
-    flag("-y", "--yes", help="Do not ask."),
+    YES,
     help="Empty a broker group, so that it can be removed. Asks on a terminal.",
     examples=("popmq drain broker-b --wait 1h",),
 )

@@ -25,9 +25,16 @@ def run_show(args: Args) -> int:
         if not args.topic and args.id:
             return _show_by_id_alone(client, args)
         reply = client.call_admin(request_of(args), admin.FindMessagesReply)
-        if not reply.messages:
-            raise Refused(Code.MESSAGE_NOT_FOUND, f"no such message in topic {args.topic}")
+        check_found(reply, f"no such message in topic {args.topic}")
     return _print(args, reply)
+
+
+def check_found(reply: admin.FindMessagesReply, text: str) -> None:
+    """Name the brokers that did not answer, and refuse when the others have no message."""
+    if reply.incomplete:
+        print_note(f"there may be more: {reply.incomplete}")
+    if not reply.messages:
+        raise Refused(Code.MESSAGE_NOT_FOUND, text)
 
 
 def _show_by_id_alone(client: Client, args: Args) -> int:
@@ -39,15 +46,12 @@ def _show_by_id_alone(client: Client, args: Args) -> int:
         reply = client.call_admin(request, admin.FindMessagesReply)
         messages_reply.messages.extend(reply.messages)
         messages_reply.incomplete = messages_reply.incomplete or reply.incomplete
-    if not messages_reply.messages:
-        raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {args.id} in any topic")
+    check_found(messages_reply, f"no message {args.id} in any topic")
     return _print(args, messages_reply)
 
 
 def _print(args: Args, reply: admin.FindMessagesReply) -> int:
     print_rows(args, map(found_fields, reply.messages), map(found_lines, reply.messages))
-    if reply.incomplete:
-        print_note(f"there may be more: {reply.incomplete}")
     return 0
 
 

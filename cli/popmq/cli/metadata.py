@@ -19,7 +19,7 @@ from popmq.cli.resource_names import (
 )
 from popmq.cli.terminal.arguments import COUNT, DURATION, Parsed, duration_argument
 from popmq.cli.terminal.command_line import Args, Run, argument, command, flag, group, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.namespace_option import belongs
 from popmq.cli.terminal.output import (
     columns,
@@ -170,9 +170,9 @@ def run_purge(args: Args) -> int:
         groups = sorted({row.group for row in lag.lags})
         waiting = sum(row.ready + row.in_flight + row.blocked for row in lag.lags)
         readers = f"{len(groups)} group{'s' if len(groups) != 1 else ''}"
-        text = f"{readers} that read topic {args.name} skip {waiting} messages"
+        text = f"{readers} of topic {args.name}: {waiting} messages are skipped"
         if not args.dry_run:
-            confirm(args, text, always=True)
+            confirm(args, text)
         incomplete = lag.incomplete
         for group in groups:
             request = admin.ResetOffsetRequest(
@@ -404,7 +404,6 @@ _RETRY = (
         help="Exponential: up to so much longer.",
     ),
 )
-_YES = flag("-y", "--yes", help="Do not ask.")
 
 
 def _topic_options(*, altered: bool) -> list[click.Parameter]:
@@ -496,7 +495,7 @@ topic = group(
             "delete",
             on_topic(admin.DeleteTopicRequest),
             argument("name", type=TOPIC),
-            _YES,
+            YES,
             help="Delete a topic and its messages. Asks on a terminal.",
             examples=("popmq topic delete orders --yes",),
             namespaced=True,
@@ -506,9 +505,8 @@ topic = group(
             run_purge,
             argument("name", type=TOPIC),
             flag("--dry-run", help="Only show what would be done."),
-            _YES,
-            help="Let every group skip what is stored in a topic. Asks; without a terminal it "
-            "needs --yes.",
+            YES,
+            help="Let every group skip what is stored in a topic.",
             examples=("popmq topic purge orders --dry-run", "popmq topic purge orders --yes"),
             namespaced=True,
         ),
@@ -556,7 +554,7 @@ group_command = group(
             "delete",
             on_group(admin.DeleteGroupRequest),
             argument("name", type=GROUP),
-            _YES,
+            YES,
             help="Delete a consumer group with its offsets. Asks on a terminal.",
             examples=("popmq group delete billing --yes",),
             namespaced=True,

@@ -63,7 +63,7 @@ def client_of(args: Args, signer: Signer | None = None) -> Client:
         signer=Signer(args.access_key, args.secret) if signer is None else signer,
         admin_endpoint=args.admin_endpoint,
         timeout_ms=args.timeout or CALL_TIMEOUT_MS,
-        look_timeout_ms=args.timeout or LOOK_TIMEOUT_MS,
+        look_timeout_ms=0 if args.timeout else LOOK_TIMEOUT_MS,
     )
 
 

@@ -10,9 +10,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from popmq.cli.client import Client
 from popmq.cli.message_ids import MessageIds
 from popmq.cli.resource_names import TOPIC, client_of
-from popmq.cli.terminal.arguments import COUNT, DURATION, PROPERTY, TIME
+from popmq.cli.terminal.arguments import COUNT, DUE_TIME, DURATION, PROPERTY
 from popmq.cli.terminal.command_line import Args, argument, command, flag, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import can_ask, confirm
 from popmq.cli.terminal.output import Row, format_ago, print_rows
 from popmq.common.errors import Code, Refused
 from popmq.common.quantities import iso_time
@@ -26,7 +26,7 @@ MAX_BATCH = 1_000
 
 def run_send(args: Args) -> int:
     now_ms = time.time_ns() // 1_000_000
-    if args.at is not None and args.at <= now_ms:
+    if args.at is not None and args.at <= now_ms and can_ask():
         confirm(args, f"--at is over ({format_ago(args.at, now_ms)}): the message goes out at once")
     ids = MessageIds()
     with client_of(args) as client:
@@ -213,7 +213,7 @@ send = command(
         help="Send a half message, then end it so.  [without a value: commit]",
     ),
     option("--delay", type=DURATION, metavar="1h30m", help="Deliver after this time."),
-    option("--at", type=TIME, metavar="TIME", help="Deliver at this time."),
+    option("--at", type=DUE_TIME, metavar="TIME", help="Deliver at this time."),
     option(
         "--spread",
         type=DURATION,

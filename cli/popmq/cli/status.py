@@ -28,6 +28,7 @@ from popmq.common.wire import controller_pb2 as pb
 
 SHOWN_NOTES = 3  # of `status`, which fits 24 lines where little is wrong
 SHOWN_GROUPS = 5  # of `status`; `lag` shows all
+BAD_VERDICTS = ("STUCK", "STOPPED", "FAILING")
 OLD_MS = 60_000  # a message that is ready for longer is worth a look
 GROUP_HEADER = ("GROUP", "TOPIC", "LAG", "READY", "IN-FLIGHT", "RETRIES", "OLDEST", "DEAD")
 TOPIC_HEADER = ("TOPIC", "TYPE", "GROUPS", "LAG", "READY", "IN-FLIGHT", "TIMERS")
@@ -121,11 +122,14 @@ class ClusterView:
         notes = [f"not shown: {reason}" for reason in dict.fromkeys(self.hidden.values())]
         for row in self.lags():
             age_ms = self.age_ms(row)
+            bad = f" is {row.verdict}" if row.verdict in BAD_VERDICTS else ""
             if age_ms >= OLD_MS:
                 notes.append(
-                    f"group {row.group}: the oldest waiting message of {row.topic} has waited for "
-                    f"{format_age(age_ms)}"
+                    f"group {row.group}{bad}: the oldest waiting message of {row.topic} has waited "
+                    f"for {format_age(age_ms)}"
                 )
+            elif bad:
+                notes.append(f"group {row.group}{bad} in topic {row.topic}")
         dead = self.dead_letters().items()
         return [f"group {group} has {count} dead letters" for group, count in dead] + notes
 

@@ -13,9 +13,9 @@ from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.client import Client
 from popmq.cli.resource_names import TOPIC, client_of, nearest_named
-from popmq.cli.terminal.arguments import COUNT, DURATION, TIME
-from popmq.cli.terminal.command_line import Args, argument, command, flag, group, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.arguments import COUNT, DUE_TIME, DURATION
+from popmq.cli.terminal.command_line import Args, argument, command, group, option
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.namespace_option import need_topic
 from popmq.cli.terminal.output import (
     Row,
@@ -260,9 +260,14 @@ timers = group(
             run_list,
             _TOPIC,
             option(
-                "--from", "begin", type=TIME, default=0, metavar="TIME", help="Due then or later."
+                "--from",
+                "begin",
+                type=DUE_TIME,
+                default=0,
+                metavar="TIME",
+                help="Due then or later.",
             ),
-            option("--to", "end", type=TIME, default=0, metavar="TIME", help="Due before."),
+            option("--to", "end", type=DUE_TIME, default=0, metavar="TIME", help="Due before."),
             option(
                 "--limit", type=COUNT, default=DEFAULT_LIMIT, metavar="N", help="[default: 100]"
             ),
@@ -284,7 +289,7 @@ timers = group(
             run_cancel,
             _MESSAGE,
             _TOPIC,
-            flag("-y", "--yes", help="Do not ask."),
+            YES,
             help="Never deliver a message that waits. Asks on a terminal.",
             examples=("popmq timers cancel 01ABCDEF --yes",),
             namespaced=True,
@@ -295,7 +300,7 @@ timers = group(
             _MESSAGE,
             _TOPIC,
             option("--delay", type=DURATION, metavar="1h30m", help="After this time."),
-            option("--at", type=TIME, metavar="TIME", help="At this time."),
+            option("--at", type=DUE_TIME, metavar="TIME", help="At this time."),
             help="Deliver a message that waits at another time.",
             examples=("popmq timers reschedule 01ABCDEF --delay 1h30m",),
             namespaced=True,

@@ -11,7 +11,7 @@ import click
 from popmq.cli.resource_names import client_of
 from popmq.cli.terminal.arguments import DURATION, Parsed, size_argument
 from popmq.cli.terminal.command_line import Args, argument, command, flag, group, option
-from popmq.cli.terminal.confirmation import confirm
+from popmq.cli.terminal.confirmation import YES, confirm
 from popmq.cli.terminal.output import Row, columns, print_note, print_rows
 from popmq.common.users import (
     ACTIONS,
@@ -317,7 +317,6 @@ def _entry_text(entry: admin.UserEntry) -> str:
 _NAME = argument("name")
 _ACTIONS = Parsed("actions", actions_argument)
 _NETWORKS = Parsed("networks", networks_argument)
-_YES = flag("--yes", "-y", help="Do not ask.")
 _FROM = option(
     "--networks", type=_NETWORKS, metavar="NET,NET", help="Networks that it may call from."
 )
@@ -390,7 +389,7 @@ user = group(
             "delete",
             run_delete,
             _NAME,
-            _YES,
+            YES,
             help="Delete a user. Asks on a terminal.",
             examples=("popmq user delete ann --yes",),
         ),

@@ -147,8 +147,8 @@ class CommandAccess:
         await self._do("group", "delete", group, "--yes", done="does not exist")
 
     async def reset(self, group: str, topic: str) -> None:
-        options = ("--group", group, "--topic", topic, "--to", "oldest", "--skip-retries")
-        await self._do("reset-offset", *options)
+        options = ("--group", group, "--topic", topic, "--to", "oldest")
+        await self._do("reset-offset", *options, "--skip-retries", "--yes")
 
     async def redrive(self, group: str) -> None:
         await self._do("dlq", "redrive", group)

@@ -96,7 +96,8 @@ class Nemesis:
 
     async def _hand_over(self) -> str:
         try:
-            await self._cluster.popmq("failover", self._rng.choice(self._cluster.names))
+            group = self._rng.choice(self._cluster.names)
+            await self._cluster.popmq("failover", group, "--yes")
         except RoleFailed:  # nobody could take over just then
             return "planned failover, refused"
         return "planned failover"

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 
+from popmq.cli.terminal.output import folded
 from popmq.common.unhandled import UnhandledExceptions, report_if_failed
 
 STOP_S = 10.0  # how long the stop of a failed role may take; then its process exits at once
@@ -31,7 +33,8 @@ class RoleRunner:
         gc.freeze()
         self.serving = True
         self.ready_line = line
-        print(line, flush=True)
+        # Programs read one line; a terminal would break it in the middle of a word.
+        print(folded(line) if sys.stdout.isatty() else line, flush=True)
 
     def track_task(self, task: "asyncio.Task[None]") -> None:
         """Keep the task; when it fails the role ends."""

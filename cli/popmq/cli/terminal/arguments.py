@@ -1,6 +1,7 @@
 """What arguments may be: durations, times, counts, names; each refuses the rest in words."""
 
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +17,9 @@ MAX_COUNT = (1 << 31) - 1
 MAX_OFFSET = (1 << 63) - 1
 # Fewer digits are a date, as in 20300131.
 EPOCH_MS_DIGITS = range(11, 16)
+OLDEST, NEWEST = ("oldest", "earliest"), ("newest", "latest")
+EARLIEST_MS = 1  # in requests 0 is no time at all
+LATEST_DUE_MS = 253_402_300_799_999  # the end of the year 9999
 _AGO = re.compile(r"(.+) ago")
 _NOT_NEGATIVE = re.compile(r"-\d")
 
@@ -44,7 +48,11 @@ def positive_duration_argument(text: str) -> int:
 
 def time_argument(text: str) -> int:
     """Milliseconds since 1970 of an ISO 8601 time, or written as such, or of `90m ago`; a time
-    without a zone is this machine's."""
+    without a zone is this machine's.  No message is stored after `now`, the latest time."""
+    if text in ("now", *NEWEST):
+        return round(time.time() * 1000)
+    if text in OLDEST:
+        return EARLIEST_MS
     if text.isascii() and text.isdecimal() and len(text) in EPOCH_MS_DIGITS:
         return int(text)
     if ago := _AGO.fullmatch(text):
@@ -54,8 +62,13 @@ def time_argument(text: str) -> int:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
-            f"{shortened(text)!r} is not a time: write 2030-01-31T12:00:00+01:00, or `90m ago`"
+            f"{shortened(text)!r} is not a time: write 2030-01-31T12:00:00+01:00, `90m ago` or now"
         ) from error
+
+
+def due_argument(text: str) -> int:
+    """The same of a delivery time, which may lie ahead."""
+    return LATEST_DUE_MS if text in NEWEST else time_argument(text)
 
 
 def count_argument(text: str) -> int:
@@ -126,6 +139,7 @@ class Parsed(click.ParamType[Any]):
 DURATION = Parsed("duration", duration_argument)
 POSITIVE_DURATION = Parsed("duration", positive_duration_argument)
 TIME = Parsed("time", time_argument)
+DUE_TIME = Parsed("time", due_argument)
 COUNT = Parsed("count", count_argument)
 OFFSET = Parsed("offset", offset_argument)
 QUEUE = Parsed("queue", queue_argument)

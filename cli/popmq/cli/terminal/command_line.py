@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -272,6 +273,8 @@ def _resolve(args: Args, *, connects: bool, prints: bool, namespaced: bool) -> N
     if prints:
         if args.json:
             args.output = "jsonl"
+        if args.output == "yaml" and find_spec("yaml") is None:
+            raise click.UsageError("-o yaml needs PyYAML: pip install 'popmq[cli]'")
         args.json = args.output in ("json", "jsonl", "yaml")
     if connects:
         try:

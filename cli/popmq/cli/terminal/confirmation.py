@@ -4,21 +4,24 @@ import sys
 
 import click
 
-from popmq.cli.terminal.command_line import Args
+from popmq.cli.terminal.command_line import Args, flag
 from popmq.common.errors import Code, Refused
 
+YES = flag("-y", "--yes", help="Do not ask.  Without a terminal the command needs it.")
 
-def confirm(args: Args, text: str, *, always: bool = False) -> None:
+
+def confirm(args: Args, text: str) -> None:
     """Return when --yes was given or the person agrees.  Raises the refusal otherwise.
 
-    Without a terminal nobody can answer: a script goes on, as it did before commands asked, but
-    with `always` --yes is needed there.
+    Without a terminal there is nobody to ask: the command needs --yes, and is wrong without it.
     """
     if args.yes:
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        if not always:
-            return
-        raise Refused(Code.PRECONDITION_FAILED, f"{text}; nothing was done: add --yes to do it")
+    if not can_ask():
+        raise click.UsageError(f"{text}: add --yes to do this without a terminal")
     if not click.confirm(f"{text}. Go on?", err=True):
         raise Refused(Code.PRECONDITION_FAILED, "nothing was done")
+
+
+def can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()

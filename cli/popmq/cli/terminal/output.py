@@ -54,7 +54,8 @@ def terminal_width() -> int | None:
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+        at_hand = sys.stdout.isatty()
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None if at_hand else None
     except (OSError, ValueError):
         return None
 
@@ -135,10 +136,15 @@ def _width_of(header: Sequence[str], cells: Sequence[Sequence[str]], kept: Seque
 
 
 def _rendered(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:  # the extra `cli` has rich, which knows how wide characters are
+        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        return "\n".join(
+            "  ".join(map(str.ljust, line, widths)).rstrip() for line in (header, *cells)
+        )
     # The text decides: whatever the terminal, a cell is neither folded nor cut.
     width = _width_of(header, cells, range(len(header))) + len(header) * 2
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
