@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from popmq.broker.persistence.abort_file import ABORT
 from popmq.common.disk import NO_FILE_LIMIT, SyncFailed
 from popmq.testing.disk.crash_loss import FileContent, Loss, Losses, apply
 from popmq.testing.disk.disk_faults import Demand, FailedPages, Faults
@@ -96,7 +95,7 @@ class SimDisk:
                 content = names[path]
                 same = self._names.get(path) is content
                 parts = [content.now, content.kept, *(data for _, data in content.pending)]
-                if path.endswith(f"/{ABORT}"):  # begins with the number of this process
+                if path.endswith("/abort"):  # begins with the number of this process
                     parts = [part and part.lstrip(b"0123456789") for part in parts]
                 digest.update(
                     f"{path}\0{same}\0{[offset for offset, _ in content.pending]}".encode()
