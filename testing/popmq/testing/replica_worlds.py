@@ -90,10 +90,10 @@ def _lose_slave(machine: ReplicaMachine) -> None:
 def _compare(machine: ReplicaMachine, check: ReplayCheck) -> int:
     """1 when the slave's tables were compared with the master's."""
     machine.run_until_idle()
-    if machine.failed is not None or machine.slave.given_up:
+    if machine.failed is not None or machine.slave.given_up or _waits_for_room(machine.broker):
         return 0
     machine.slave.catch_up()
-    if machine.slave.given_up:
+    if machine.slave.given_up or _waits_for_room(machine.slave.machine.broker):
         return 0
     first, second = machine.broker, machine.slave.machine.broker
     assert second.store.slave is not None
@@ -101,6 +101,12 @@ def _compare(machine: ReplicaMachine, check: ReplayCheck) -> int:
     _same_log(first, second)
     check.compare(first, second)
     return 1
+
+
+def _waits_for_room(broker: Broker) -> bool:
+    """Whether a broker with nothing else to do has a batch that met a full disk: it is written a
+    second later."""
+    return broker.store.durable < broker.store.end
 
 
 def _same_log(first: Broker, second: Broker) -> None:
