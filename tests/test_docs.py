@@ -432,6 +432,11 @@ def test_the_readme_shows_its_first_command_on_the_first_screen() -> None:
     assert sum(max(1, ceil(len(line) / 100)) for line in before.splitlines()) <= 30
 
 
+def test_what_is_not_released_fits_half_a_page_of_the_changelog() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(changes.partition("## [Unreleased]")[2].partition("\n## [")[0].split()) <= 350
+
+
 def test_the_bytes_on_the_page_of_formats_are_those_that_the_code_writes() -> None:
     def fields(data: bytes, *sizes: int) -> None:
         ends = [*accumulate(sizes), len(data)]
