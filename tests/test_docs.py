@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 
 import click
@@ -424,6 +425,16 @@ def test_the_readme_lists_what_is_missing() -> None:
 
 def test_the_readme_fits_one_sitting() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readme_shows_its_first_command_on_the_first_screen() -> None:
+    before = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n```")[0]
+    assert sum(max(1, ceil(len(line) / 100)) for line in before.splitlines()) <= 30
+
+
+def test_what_is_not_released_fits_half_a_page_of_the_changelog() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(changes.partition("## [Unreleased]")[2].partition("\n## [")[0].split()) <= 350
 
 
 def test_the_bytes_on_the_page_of_formats_are_those_that_the_code_writes() -> None:
