@@ -66,7 +66,11 @@ class FifoService:
             queues = self._pops.queue_order(params)
             batch.scan_units = units_to_look_at(params.filter)
             for number, queue_id in enumerate(queues):
-                self._take(params, params.topic, queue_id, batch, batch.share(len(queues) - number))
+                share = batch.share(len(queues) - number)
+                try:
+                    self._take(params, params.topic, queue_id, batch, share)
+                except OSError as error:
+                    batch.pass_over(params.topic, queue_id, error)
             if not batch.deliveries:  # the queues may have been looked at far enough by now
                 self._take_resumed(params, batch)
         return self._pops.finish(params, batch)

@@ -119,9 +119,13 @@ class LiteService:
             if batch.full:
                 break
             cold = len(batch.cold)
-            more = self._wanted(subscriber, queue_id) and self._fifo.pop_queue_in_order(
-                params, queue_id, batch
-            )
+            try:
+                more = self._wanted(subscriber, queue_id) and self._fifo.pop_queue_in_order(
+                    params, queue_id, batch
+                )
+            except OSError as error:
+                batch.pass_over(params.topic, queue_id, error)
+                continue  # first again
             if len(batch.cold) > cold:
                 continue  # first again, when it was read from the disk
             del subscriber.ready[queue_id]

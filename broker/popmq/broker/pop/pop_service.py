@@ -37,7 +37,7 @@ from popmq.broker.pop.priority_order import PriorityOrder
 from popmq.broker.pop.read_ahead import ReadAhead
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.disk import ColdRead, is_shortage
+from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, content_of
 from popmq.common.record.message import RecordKind
@@ -114,10 +114,8 @@ class PopService:
         for number, (topic, queue_id) in enumerate(places):
             try:
                 self._take(params, topic, queue_id, batch, len(places) - number)
-            except OSError as error:  # what others gave is delivered all the same
-                if not is_shortage(error):
-                    raise
-                batch.shortage = f"queue {queue_id} of {topic.name}: {error}; try again"
+            except OSError as error:
+                batch.pass_over(topic, queue_id, error)
         self.has_written = self._store.end != end
         return self.finish(params, batch)
 

@@ -194,7 +194,7 @@ class CoreBroker:
         """One NORMAL message, or a FIFO one of that message group; its `head` is the body, since
         the broker does not look into it."""
         kind = MessageType.FIFO if message_group else MessageType.NORMAL
-        properties = _message_group(message_group.encode()) if message_group else b""
+        properties = grouped(message_group.encode()) if message_group else b""
         entry = hop.PutEntry(kind, body, tagged(tag) + properties, tag_hash(tag), queue_id)
         reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
         return hop.decode_put_reply(reply)[0]
@@ -290,6 +290,6 @@ def tagged(tag: str) -> bytes:
     return b"\x0a" + bytes((len(tag.encode()),)) + tag.encode() if tag else b""
 
 
-def _message_group(name: bytes) -> bytes:
+def grouped(name: bytes) -> bytes:
     """Field 17 of the public protocol's SystemProperties; names of up to 127 bytes."""
     return b"\x8a\x01" + bytes((len(name),)) + name
