@@ -281,10 +281,10 @@ def test_a_change_of_a_user_is_no_conflict_with_the_clock_that_a_proxy_learns(
     cluster: Cluster,
 ) -> None:
     request = service.HeartbeatRequest(group=GROUP, client_type=pb.SIMPLE_CONSUMER)
-    users = [cluster.user(f"clock-{number}") for number in range(40)]
+    users = {f"clock-{number}": cluster.user(f"clock-{number}") for number in range(40)}
     heartbeat = cluster.channel.unary_unary(M + "Heartbeat")
-    for user in users:
+    for name, user in users.items():
         first = heartbeat.future(request.SerializeToString(), metadata=user.headers(), timeout=30)
-        change = own.AlterUserRequest(name=user.access_key, state="disabled")
+        change = own.AlterUserRequest(name=name, state="disabled")
         cluster.client.call_admin(change, own.UserReply)
         first.result()
