@@ -149,7 +149,7 @@ def test_a_delivery_that_was_answered_for_sure_is_renewed_by_the_next_master(
         pair.follow()
         pair.clock.advance(6_000)
         lived = EpochLogTime(epoch, pair.master.broker.store.log_ms())
-        pair.slave.broker.slave_lifecycle.master_lived = lived
+        pair.slave.broker.records.slave_lifecycle.master_lived = lived
     else:
         pair.clock.advance(6_000)
         pair.master.send("orders", b"later")
@@ -173,7 +173,7 @@ def test_what_another_master_told_of_its_life_says_nothing_of_the_last_one(
     pair.follow()
     store = pair.master.broker.store
     lived = EpochLogTime(store.epoch + other, store.log_ms() + 60_000)
-    pair.slave.broker.slave_lifecycle.master_lived = lived
+    pair.slave.broker.records.slave_lifecycle.master_lived = lived
     pair.master.send("orders", b"lost")
     pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
     pair.follow()
@@ -190,7 +190,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
     store = pair.slave.broker.store
     assert store.slave is not None
     end, served = store.end, []
-    pair.slave.broker.slave_lifecycle.promote(7, lambda: served.append(store.epoch))
+    pair.slave.broker.records.slave_lifecycle.promote(7, lambda: served.append(store.epoch))
     pair.slave.run_until_idle()
     pair.slave.run_steps()
     assert not pair.slave.broker.serving
@@ -207,7 +207,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
 def test_an_epoch_that_the_log_has_already_begins_nothing(pair: Pair) -> None:
     pair.follow()
     with pytest.raises(AssertionError, match="epoch 1 behind epoch 1"):
-        pair.slave.broker.slave_lifecycle.promote(1)
+        pair.slave.broker.records.slave_lifecycle.promote(1)
 
 
 def test_a_slave_fires_nothing_and_the_promoted_one_fires_each_timer_once(pair: Pair) -> None:

@@ -65,7 +65,7 @@ def _store_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("store_disk_failed", counts.disk_failed)
     yield reading("store_last_stop_clean", store.stopped_cleanly)
     yield reading("store_snapshots_abandoned", store.snapshots.abandoned_count)
-    yield reading("store_damaged_messages", store.reader.damaged + broker.applier.left_out)
+    yield reading("store_damaged_messages", store.reader.damaged + broker.records.applier.left_out)
     yield reading("store_snapshots", store.snapshots.made)
     yield reading("store_snapshot_bytes", store.snapshots.position)
     yield reading("store_checkpoints", store.checkpoints.made)
@@ -114,7 +114,7 @@ def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     acks, revive, buffer = broker.pop.acks, broker.pop.revive, broker.buffer
     yield reading("acks", acks.acked)
     yield reading("auto_created_groups", len(broker.registry.auto_created))
-    yield reading("auto_created_groups_expired", broker.group_expiry.expired)
+    yield reading("auto_created_groups_expired", broker.expiries.groups.expired)
     yield from _by_pair("group_messages_acked", broker, broker.pop.service.acked.counts)
     yield reading("repeated_acks", acks.repeated)
     yield reading("ack_latency_seconds", acks.latency)

@@ -70,9 +70,24 @@ def plan_groups(
         .withColumn("status", _word(F.col("level")))
         .select(
             *PAIR,
-            *("status", "lag", "ready", "in_flight", "blocked", "retries", "delayed", "expired"),
-            *("waits_ms", "oldest_ready_ms", "unknown_ages"),
-            *("in_rate", "pop_rate", "ack_rate", "eta_s", "skew", "queues_not_ok", "level"),
+            "status",
+            "lag",
+            "ready",
+            "in_flight",
+            "blocked",
+            "retries",
+            "delayed",
+            "expired",
+            "waits_ms",
+            "oldest_ready_ms",
+            "unknown_ages",
+            "in_rate",
+            "pop_rate",
+            "ack_rate",
+            "eta_s",
+            "skew",
+            "queues_not_ok",
+            "level",
         )
         .orderBy(F.desc("level"), F.desc("lag"), *PAIR)
     )
@@ -99,9 +114,22 @@ def plan_queues(
         .withColumn("status", _word(F.col("level")))
         .select(
             *QUEUE,
-            *("retry", "parked", "fifo", "status", "lag", "ready", "in_flight", "blocked"),
-            *("expired", "min_offset", "max_offset", "next_offset", "committed_offset"),
-            *("oldest_ready_ms", "waits_ms", "level"),
+            "retry",
+            "parked",
+            "fifo",
+            "status",
+            "lag",
+            "ready",
+            "in_flight",
+            "blocked",
+            "expired",
+            "min_offset",
+            "max_offset",
+            "next_offset",
+            "committed_offset",
+            "oldest_ready_ms",
+            "waits_ms",
+            "level",
         )
     )
 
@@ -164,7 +192,7 @@ def _never_met(queues: DataFrame, topics: DataFrame) -> DataFrame:
     pairs = queues.groupBy(*PAIR).agg(F.max("newest").alias("newest"))
     met = queues.select("broker", *PAIR).distinct()
     places = topics.select(
-        *("broker", "topic", "queue", "min_offset", "max_offset", "epoch", "sample", "wall_ms")
+        "broker", "topic", "queue", "min_offset", "max_offset", "epoch", "sample", "wall_ms"
     )
     kept = F.when(F.col("newest"), F.lit(0)).otherwise(F.col("max_offset") - F.col("min_offset"))
     return (
@@ -176,7 +204,7 @@ def _never_met(queues: DataFrame, topics: DataFrame) -> DataFrame:
         .withColumn("next_offset", F.col("min_offset"))
         .withColumn("committed_offset", F.col("min_offset"))
         .select(
-            *("*",),
+            "*",
             *(F.lit(False).alias(name) for name in ("retry", "parked", "fifo")),
             *(F.lit(0).cast("bigint").alias(name) for name in ("in_flight", "blocked", "expired")),
         )
@@ -248,7 +276,9 @@ def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFra
     lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
     age = F.col("wall_ms") - F.col("oldest_ready_ms")
     state = F.struct(
-        *("epoch", "sample", "wall_ms"),
+        "epoch",
+        "sample",
+        "wall_ms",
         lag.alias("lag"),
         F.col("in_flight"),
         F.col("next_offset").alias("popped"),
