@@ -60,7 +60,7 @@ LAYERS: dict[str, list[str]] = {
         "harness",
         "sim",
         "timer_world transaction_world cluster_world",
-        "model groups_world",
+        "groups_world",
         "",
     ],
 }
