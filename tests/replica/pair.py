@@ -60,9 +60,9 @@ class Slave(CoreBroker):
     def promote(self) -> None:
         store = self.broker.store
         assert store.slave is not None
-        store.on_durable = store.confirm  # the only one that is left
         self.broker.records.slave_lifecycle.promote(store.slave.apply.newest(store.end).epoch + 1)
         self.run_until_idle()
+        store.confirm(store.durable)  # the only replica that is left
         self.run_steps()
         assert self.broker.serving
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.store.message_store import StoreThreads
+from popmq.broker.store.message_store import ReplicaListener, StoreThreads
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import messaging_payloads as hop
@@ -87,6 +87,7 @@ class CoreBroker:
     clock: ManualClock = field(default_factory=ManualClock)
     seed: int = 1
     settings: Settings = SMALL
+    node: ReplicaListener | None = None
     broker: Broker = field(init=False)
     server: BrokerServer = field(init=False)
     _soon: deque[Callable[[], None]] = field(default_factory=deque)
@@ -103,6 +104,7 @@ class CoreBroker:
             clock=self.clock,
             threads=StoreThreads.of_one(QueuedFlusher(self._soon), self._soon.append),
             rng=random.Random(self.seed),
+            node=self.node,
         )
         self.server = BrokerServer(self.broker)
         self.begin(self.broker)

@@ -346,11 +346,11 @@ class ReplicaMachine(SimulatedBroker):
         if not self._leads:
             return
         store = self.broker.store
-        store.on_durable = store.confirm
         assert store.slave is not None
         self.broker.records.slave_lifecycle.promote(store.slave.apply.newest(store.end).epoch + 1)
         while not self.broker.serving:
             self.run_until_idle()
+            store.confirm(store.durable)  # the only replica that is left
             self.broker.step()
             assert self.failed is None, self.failed
         self._leads = False
