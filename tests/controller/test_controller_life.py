@@ -103,7 +103,7 @@ def test_a_human_says_who_leads_after_the_records_were_lost() -> None:
     rig.controllers[:] = [rig.controller()]
     rig.broker("node-b").end = 70
     rig.run(2 * DEAD_MS)
-    with pytest.raises(PopmqError, match="has no record: say who leads"):
+    with pytest.raises(PopmqError, match="has no record: name its master"):
         failover(rig.controllers[0])
     reply = failover(rig.controllers[0], "node-b", unclean=True)
     assert reply.to_node == "node-b"

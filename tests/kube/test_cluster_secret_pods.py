@@ -126,7 +126,7 @@ def test_a_process_without_the_secret_is_refused_by_the_brokers_and_controllers_
     plane = node.plane
     plane.apply(CLUSTER)
     status = asyncio.run(reconcile_until_ready(plane))
-    assert status["glance"]["masters"] == "1/1", "the operator proved the secret to the controller"
+    assert status["summary"]["masters"] == "1/1", "the operator proved the secret to the controller"
     assert verdict_in(status, "Authenticated").reason == "Required"
     secret = plane.get("/api/v1/namespaces/apps/secrets/demo-cluster-secret")
     assert secret is not None

@@ -1,4 +1,4 @@
-"""The status of a BrokerCluster: conditions, and a line that a person can take in at a glance."""
+"""The status of a BrokerCluster: conditions, and a summary of one line."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -93,7 +93,7 @@ def cluster_status(
     return {
         "observedGeneration": spec.generation,
         "version": _version(spec, observed),
-        "glance": {
+        "summary": {
             "masters": f"{masters}/{len(groups)}",
             "inSync": f"{sum(len(group['inSync']) for group in groups)}/"
             f"{spec.brokers.groups * spec.brokers.replicas}",

@@ -340,8 +340,8 @@ class UserAdmin:
         if not any(map(self._is_usable_super, self._users.configs())):
             raise Refused(
                 Code.PRECONDITION_FAILED,
-                "there is no enabled Super user with a secret that opens: nobody could change "
-                "anything (popmq user create admin --type super)",
+                "there is no enabled Super user with a secret that opens: no user could "
+                "change anything (popmq user create admin --type super)",
             )
 
     def _check_keeps_super(self, name: str) -> None:
