@@ -541,27 +541,3 @@ def test_the_import_guard_lets_the_allowed_pass(module: str, source: str) -> Non
 def test_the_guard_of_cores_tells_a_clock_from_its_likes(source: str, forbidden: bool) -> None:
     names = [name for _, name in names_used(ast.parse(source))]
     assert any(map(is_forbidden_in_a_core, names)) is forbidden
-
-
-# Names of locals and fields that say nothing about what they hold.
-EMPTY_NAMES = {"one", "found", "told", "said", "heard", "who", "whose", "want", "judged"}
-
-
-def _bindings(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-
-
-def test_locals_and_parameters_are_nouns() -> None:
-    """`for one in found` becomes `for message in messages`."""
-    empty = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for top in (*LAYERS, "bench", "tests", "tools")
-        for path in sorted((ROOT / top).rglob("*.py"))
-        for name in _bindings(parsed(path))
-        if name in EMPTY_NAMES
-    ]
-    assert empty == []
