@@ -78,6 +78,23 @@ def test_an_ordered_receive_delivers_what_other_queues_gave(queues: int) -> None
     ]
 
 
+def test_the_current_segment_takes_records_while_a_reserved_one_has_no_durable_name() -> None:
+    disk = SimDisk(random.Random(1))
+    files = SegmentFiles(disk, "data/log", segment_bytes=SEGMENT, preallocate=True)
+    files.segment_for_write(0)
+    refuse(disk, Demand.DESCRIPTOR, end="data/log")
+    with pytest.raises(OSError, match="Too many open files"):
+        files.reserve(0, 1)
+    assert files.reserved_after(0) == 1
+    segment = files.segment_for_write(0)
+    segment.write(0, [b"a" * 300])
+    with pytest.raises(OSError, match="Too many open files"):
+        files.segment_for_write(SEGMENT)
+    disk.faults.at_demand = None
+    assert files.segment_for_write(SEGMENT).start == SEGMENT
+    assert not files.names
+
+
 def test_a_log_is_cut_without_giving_up_its_blocks() -> None:
     """Others would take them, and a slave that has to cut its log could not go on."""
     disk = SimDisk(random.Random(1))

@@ -80,7 +80,7 @@ class ShortageRun(ClusterRun):
         super().__init__(seed)
         self.operations: list[Operation] = []
         self.begun_ms = -1
-        self._led: set[int] = set()  # the sampled times at which there was one master
+        self._led: set[int] = set()  # the sampled times at which one master reached its slaves
         self.ended_ms = -1  # when the shortage was over
         self._shortage = shortage
         self._number = 0
@@ -101,7 +101,7 @@ class ShortageRun(ClusterRun):
 
     def _sample(self) -> None:
         world = self.world
-        if len(world.masters) == 1:
+        if len(world.masters) == 1 and world.net.whole:
             self._led.add(world.time.now_ms // _SAMPLE_MS)
         world.time.after(_SAMPLE_MS, self._sample)
 
