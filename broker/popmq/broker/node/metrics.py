@@ -276,7 +276,7 @@ def _name_bytes(name: str | GroupTopic) -> int:
 
 
 def _report_metrics(broker: Broker) -> Iterable[Metric]:
-    yield reading("report_samples", broker.diagnostics.sampler.taken)
-    yield reading("report_sample_bytes", broker.diagnostics.sampler.held_bytes)
-    yield reading("report_read_bytes", broker.diagnostics.sampler.budget.read_bytes)
-    yield reading("report_reads_held_back", broker.diagnostics.sampler.budget.refused)
+    yield reading("sampler_samples", broker.diagnostics.sampler.taken)
+    yield reading("sampler_bytes", broker.diagnostics.sampler.held_bytes)
+    yield reading("sampler_read_bytes", broker.diagnostics.sampler.budget.read_bytes)
+    yield reading("sampler_reads_held_back", broker.diagnostics.sampler.budget.refused)

@@ -24,10 +24,13 @@ _HEAD = """# Metrics
 
 Made from the table in code (`common/metric_table/`) by `make metrics`; do not edit. Every role
 serves its metrics on `/metrics` ([ports](../reference/ports.md)); in `popmq up` with one process
-one page has those of all roles. The usual `process_` and `python_gc_` metrics are there, too.
-What to watch: [monitoring](../concepts/monitoring.md).
+one page has those of all roles. Those of the role `report` come from `popmq report --prometheus`,
+and no other metric begins with `popmq_report_`. The usual `process_` and `python_gc_` metrics are
+there, too. What to watch: [monitoring](../concepts/monitoring.md).
 
-Counters count from the start of their process. Units are in the names: seconds, bytes, messages.
+Counters count from the start of their process. Lags, dead letters, pending timers, half messages
+and the audit come from masters alone: slaves have the same tables, and sums would be too large.
+Units are in the names: seconds, bytes, messages.
 """
 _TABLE = "| metric | type | role | labels | what |\n|---|---|---|---|---|\n"
 
@@ -57,7 +60,7 @@ def _example(rows: Sequence[MetricRow]) -> str:
         (expression, panel.title)
         for board in dashboards()
         for panel in board.panels
-        for expression, _ in panel.queries
+        for expression in (query.expression for query in panel.queries)
         if named.search(expression) and "(" in expression
     ]
     if not queries:
