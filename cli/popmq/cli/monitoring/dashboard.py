@@ -35,7 +35,7 @@ _OF_CLUSTERS = {
 }
 _VERDICT = "verdict"  # a unit: the number of a verdict
 # Labels that say where a value was read: no columns of a table.
-_HIDDEN = ("Time", "__name__", "job", "endpoint", "container", "prometheus")
+_HIDDEN = ("Time", "__name__", "alertstate", "job", "endpoint", "container", "prometheus")
 _KNOWN = {series for row in TABLE.values() for series in row.series}
 
 
