@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 
 from popmq.cli.monitoring.alert import PAGE as ALERT_PAGE
 from popmq.cli.monitoring.alert import alert_page, all_alerts, rule_tests, rules
@@ -19,6 +20,7 @@ CHART = "charts/popmq/monitoring"  # helm reads nothing that is outside of a cha
 PAGE = "docs/reference/metrics.md"
 RULES = "alerts.yml"
 RULE_TESTS = "alerts_test.yml"
+SHOWCASE = "deploy/showcase-monitoring.yaml"
 
 _HEAD = """# Metrics
 
@@ -32,6 +34,47 @@ Counters count from the start of their process. Lags, dead letters, pending time
 and the audit come from masters alone: slaves have the same tables, and sums would be too large.
 Units are in the names: seconds, bytes, messages.
 """
+# The word popmq in the names of monitors makes the label `job` that alerts look for.
+_SHOWCASE = """# Made by `make metrics`; do not edit. It needs the definitions of the Prometheus
+# operator, and scrapes the cluster of deploy/showcase.yaml and the operator of popmq.
+# A Prometheus that selects monitors and rules by a label, as `release`, needs that label here.
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: popmq-demo
+spec:
+  selector:
+    matchLabels:
+      popmq.io/cluster: demo
+  podMetricsEndpoints:
+    - port: http
+      path: /metrics
+      interval: 15s
+      relabelings:
+        - targetLabel: cluster
+          replacement: demo
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: popmq-operator
+spec:
+  namespaceSelector:
+    matchNames: [popmq-system]
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: popmq-operator
+  podMetricsEndpoints:
+    - port: http
+      path: /metrics
+      interval: 15s
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: popmq-alerts
+spec:
+"""
 _TABLE = "| metric | type | role | labels | what |\n|---|---|---|---|---|\n"
 
 
@@ -41,9 +84,15 @@ def generated_files() -> dict[str, str]:
     return {
         PAGE: reference_page(),
         ALERT_PAGE: alert_page(all_alerts()),
+        SHOWCASE: showcase(),
         f"{FOLDER}/{RULE_TESTS}": rule_tests(all_alerts(), RULES),
         **{f"{folder}/{name}": text for folder in (FOLDER, CHART) for name, text in shown.items()},
     }
+
+
+def showcase() -> str:
+    """For the Prometheus operator: what scrapes deploy/showcase.yaml, and every alert."""
+    return _SHOWCASE + indent(rules(all_alerts()).partition("\n")[2], "  ")
 
 
 def reference_page() -> str:
