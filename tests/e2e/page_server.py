@@ -5,6 +5,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 END_OF_PAGE = "# end of page\n"
 
@@ -28,9 +29,10 @@ class PageServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
-    @property
-    def target(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
+    def job(self, name: str, **labels: str) -> dict[str, Any]:
+        """A scrape configuration of Prometheus."""
+        target = f"127.0.0.1:{self._server.server_port}"
+        return {"job_name": name, "static_configs": [{"targets": [target], "labels": labels}]}
 
     def __enter__(self) -> "PageServer":
         self._thread.start()

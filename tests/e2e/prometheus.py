@@ -54,7 +54,7 @@ class Prometheus(OwnProcess):
     """Scrapes `targets` once a second as job popmq, and evaluates the rules of `rule_file`.
 
     With several sets of labels each target is scraped once with each: clusters of the same names.
-    `others` are further targets by their job, whose own labels stay.
+    `others` are the scrape configurations of further jobs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Prometheus(OwnProcess):
         rule_file: Path,
         *,
         labels: Sequence[Mapping[str, str]] = ({},),
-        others: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
+        others: Sequence[Mapping[str, object]] = (),
     ) -> None:
         self._folder = folder / "prometheus"
         self._folder.mkdir()
@@ -81,14 +81,7 @@ class Prometheus(OwnProcess):
                         {"targets": list(targets), "labels": set_} for set_ in labels
                     ],
                 },
-                *(
-                    {
-                        "job_name": job,
-                        "honor_labels": True,
-                        "static_configs": [{"targets": [target], "labels": own}],
-                    }
-                    for job, (target, own) in (others or {}).items()
-                ),
+                *others,
             ],
         }
         self._config = self._folder / "prometheus.yml"

@@ -71,7 +71,7 @@ def test_every_query_of_the_dashboards_and_alerts_finds_data_in_a_real_prometheu
                 targets,
                 MONITORING / "alerts.yml",
                 labels=CLUSTERS,
-                others={"popmq-system/popmq": (operator.target, {"namespace": "popmq-system"})},
+                others=[operator.job("popmq-system/popmq", namespace="popmq-system")],
             ) as prometheus,
             Client(many.ready.endpoint) as client,
         ):
