@@ -217,8 +217,11 @@ def test_a_brokercluster_is_open_where_its_spec_takes_plain_text(
             of_cluster(cluster(tls=tls, config={"listen.open_to_anybody": "false"}))
 
 
-def test_the_quickstart_says_that_it_takes_plain_text_and_requires_the_secret_of_frames() -> None:
-    documents = yaml.safe_load_all((ROOT / "deploy" / "quickstart.yaml").read_text())
+@pytest.mark.parametrize("name", ["quickstart", "showcase"])
+def test_the_quickstart_says_that_it_takes_plain_text_and_requires_the_secret_of_frames(
+    name: str,
+) -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy" / f"{name}.yaml").read_text())
     (quickstart,) = (item for item in documents if item["kind"] == "BrokerCluster")
     assert quickstart["spec"]["config"] == {TO_ANYBODY: "true"}
     values = of_cluster(quickstart)

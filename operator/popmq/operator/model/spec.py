@@ -178,6 +178,7 @@ class Monitoring:
     pod_monitor: bool
     rules: bool
     labels: Mapping[str, str]
+    runbook_url: str  # of the page of alerts
 
 
 class SecretUse(StrEnum):
@@ -521,7 +522,10 @@ def _dns_name(name: str) -> str:
 
 def _monitoring(spec: Manifest) -> Monitoring:
     return Monitoring(
-        bool(spec.get("podMonitor")), bool(spec.get("rules")), spec.get("labels") or {}
+        bool(spec.get("podMonitor")),
+        bool(spec.get("rules")),
+        spec.get("labels") or {},
+        str(spec.get("runbookUrl") or "docs/reference/alerts.md"),
     )
 
 
