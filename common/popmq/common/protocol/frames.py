@@ -71,7 +71,8 @@ class ProcessRole(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """Who is at one end. `protocol` is the newest frame version that end speaks; a `challenge`
-    asks the other end for a PROOF, and promises one."""
+    asks the other end for a PROOF, and promises one.  `group` is a broker's own broker group;
+    releases without the field send none."""
 
     role: ProcessRole
     name: str
@@ -81,6 +82,7 @@ class Hello:
     credentials: str = field(default="", repr=False)  # always empty: older peers read the field
     protocol: int = VERSION
     challenge: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +241,12 @@ def decode_hello(body: bytes) -> Hello:
             credentials=fields["credentials"],
             protocol=fields["protocol"],
             challenge=fields.get("challenge", ""),
+            group=fields.get("group", ""),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameError(Code.BAD_REQUEST, "HELLO cannot be read") from error
-    texts = (hello.name, hello.cluster, hello.credentials, hello.challenge, *hello.features)
+    names = (hello.name, hello.cluster, hello.group)
+    texts = (*names, hello.credentials, hello.challenge, *hello.features)
     numbers = (hello.epoch, hello.protocol)
     if not all(type(value) is str for value in texts) or not all(
         type(value) is int for value in numbers
