@@ -33,8 +33,8 @@ from popmq.common.protocol.replication_payloads import (
     encode_handshake,
     encode_handshake_reply,
 )
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
-from popmq.common.settings.settings import ClusterSettings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort

@@ -13,8 +13,8 @@ from popmq.broker.ha.identity import Identity
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
-from popmq.common.settings.settings import ClusterSettings
 from popmq.testing.cluster_world.controller import ControllerNode
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort
