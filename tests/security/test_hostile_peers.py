@@ -255,10 +255,10 @@ async def attacked(group: ReplicatedGroup, alone: Role, ours: ClusterSecret) -> 
         finally:
             for slave in slaves:
                 os.kill(slave.pid, signal.SIGCONT)
-        after = await client.in_sync(3)
         report(outcome, sends.result(), sends_alone.result())
         assert outcome.answered == []
         assert sends.result()["OK"] == 0
+        after = await client.in_sync(3)
         assert sum(sends.result().values()) > 10
         assert set(sends_alone.result()) == {"OK"}
         for role in targets:
