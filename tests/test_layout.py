@@ -24,7 +24,7 @@ MAX_MODULES_OF_BROKER_ROOT = 2
 # The packages of each room, the lowest layer first; "" is the room's own folder.  A package may
 # import those of lower layers.  Its docstring names the ones that it does import.
 LAYERS: dict[str, list[str]] = {
-    "common": ["wire", "", "metric_table record settings", "protocol"],
+    "common": ["wire", "", "metric_table record settings tls", "protocol"],
     "broker": [
         "log filter",
         "index",
