@@ -19,7 +19,7 @@ from popmq.reports.report import BrokerMoment, Report, ReportTable
 GROUP = {
     "group": "g<1>",
     "topic": "orders",
-    "status": "STALLED",
+    "status": "STUCK",
     "lag": 1_200,
     "ready": 1_000,
     "in_flight": 200,
@@ -133,7 +133,7 @@ def test_json_and_csv_have_every_row(tmp_path: Path) -> None:
         "lag-dead_letters.csv",
         "lag-queues.csv",
     ]
-    assert paths[0].read_text().splitlines()[1].startswith("g<1>,orders,STALLED,1200,")
+    assert paths[0].read_text().splitlines()[1].startswith("g<1>,orders,STUCK,1200,")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_json_and_csv_have_every_row(tmp_path: Path) -> None:
         ("ack_rate", None, "-"),
         ("retry_ratio", 0.125, "12.5 %"),
         ("stuck", True, "yes"),
-        ("status", "WARN", "▲ WARN"),
+        ("status", "BEHIND", "▲ BEHIND"),
         ("within_s", None, "later"),
     ],
 )

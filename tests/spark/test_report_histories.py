@@ -151,6 +151,9 @@ def _run(spark: Any, folder: Path, count: int) -> Recorded:
     inputs = FrameInputs(spark, recorded, folder)
     lag = make_report("lag", inputs, ReportOptions())
     revive = make_report("revive", inputs, ReportOptions())
+    verdicts = {(row["group"], row["topic"]): row["status"] for row in lag.first.rows}
+    told = {(row["group"], row["topic"]): row["status"] for row in revive.first.rows}
+    assert {pair: verdicts.get(pair, "UNKNOWN") for pair in told} == told
     wrong = [
         line
         for life in recorded.lives

@@ -51,7 +51,10 @@ def run_report(args: Args) -> int:
     with progress() as tell:
         report = run(
             args.report,
-            ReportOptions(args.group, args.topic, args.since, args.window, args.allowed),
+            ReportOptions(
+                *(args.group, args.topic, args.since, args.window),
+                *(args.failing_percent, args.failing_least),
+            ),
             endpoint=_endpoints(args),
             history=args.history or "",
             place=SparkTarget(
@@ -140,9 +143,22 @@ _OPTIONS = (
         type=DURATION,
         default=300_000,
         metavar="5m",
-        help="Over which speeds and statuses are looked at.  [default: 5m]",
+        help="Over which speeds are looked at.  [default: 5m]",
     ),
-    option("--allowed", type=int, default=100, help="Lag of a healthy queue."),
+    option(
+        "--failing-percent",
+        type=Parsed("number", range_argument(1, 100)),
+        default=0,
+        metavar="P",
+        help="In place of the brokers' group.failing_percent.",
+    ),
+    option(
+        "--failing-least",
+        type=Parsed("number", range_argument(1, 1_000_000)),
+        default=0,
+        metavar="N",
+        help="In place of the brokers' group.failing_least.",
+    ),
     option("--history", metavar="DIR", help="Read a history instead of the brokers."),
     option(
         "--master",

@@ -27,6 +27,8 @@ class BrokerMoment:
     wall_ms: int
     log_ms: int
     sample: int = 0  # number of the newest one, in this epoch; 0: none was asked for
+    failing_percent: int = 0  # its settings of verdicts; 0: it told none
+    failing_least: int = 0
 
 
 @dataclass(frozen=True, slots=True)

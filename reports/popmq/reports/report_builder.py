@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from popmq.common.metric_table.verdicts import VerdictRules
 from popmq.reports.inputs import Inputs, made_now_ms
 from popmq.reports.report import Report, ReportTable, rows_of
 
@@ -11,7 +12,7 @@ CHARTED = 8  # groups whose lag over time is shown
 _SERIES_POINTS = 500
 # What the lag report reads of the sampled tables, and the revive report of its own.
 LAG_TABLES = ("offsets", "topics", "timers")
-REVIVE_TABLES = ("revive", "offsets", "timers")
+REVIVE_TABLES = ("revive", *LAG_TABLES)
 DELAY_TABLES = ("fired", "timers")
 TABLES = {"lag": LAG_TABLES, "revive": REVIVE_TABLES, "delay": DELAY_TABLES}
 _REVIVE_COLUMNS = (
@@ -19,10 +20,7 @@ _REVIVE_COLUMNS = (
     *("queue", "start_offset", "revive_at_ms", "old_epoch", "old_sequence", "client", "attempt"),
     *("reason", "members", "position", "group_id", "topic_id", "first_topic_id", "offset"),
 )
-_SAMPLE_COLUMNS = ("broker", "epoch", "sample", "wall_ms")
-_PLACE_COLUMNS = (
-    *(*_SAMPLE_COLUMNS, "group", "topic", "queue", "in_flight", "group_id", "read_topic_id"),
-)
+_HIDDEN = ("level", "moved")
 
 
 OnProgress = Callable[[str], None]  # what is being done now, for somebody who waits
@@ -35,8 +33,9 @@ class ReportOptions:
     group: str = ""
     topic: str = ""
     since_ms: int = 0  # before now; 0: all that is kept
-    window_ms: int = 300_000  # of speeds and statuses
-    allowed: int = 100  # messages of lag in a queue that are well
+    window_ms: int = 300_000  # of speeds
+    failing_percent: int = 0  # 0: as each broker group has group.failing_percent
+    failing_least: int = 0
     dead_letters: int = 20  # of which the newest are listed
 
 
@@ -47,7 +46,7 @@ def make_report(
 
     def table(name: str, title: str, frame: Any) -> ReportTable:
         tell(title)
-        columns = tuple(column for column in frame.columns if column != "level")
+        columns = tuple(column for column in frame.columns if column not in _HIDDEN)
         return ReportTable(name, title, columns, list(rows_of(frame)))
 
     tables, notes, series = _MAKERS[name](inputs, requested, table)
@@ -70,7 +69,7 @@ _Made = tuple[list[ReportTable], list[str], dict[str, Sequence[tuple[int, float]
 def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import lag
 
-    rules = lag.LagRules(window_ms=requested.window_ms, allowed=requested.allowed)
+    rules = _lag_rules(inputs, requested)
     offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
     some = _of(offsets, requested, "group", "topic")
     queues = lag.plan_queues(some, topics, timers, rules).cache()
@@ -79,9 +78,7 @@ def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     )
     tables = [
         groups,
-        table(
-            "queues", "Queues", queues.orderBy("group", "topic", "broker", "read_topic", "queue")
-        ),
+        table("queues", "Queues", queues),
         table(
             "dead_letters",
             "Dead letters that are kept",
@@ -101,21 +98,24 @@ def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     notes = []
     if any(row["status"] == "UNKNOWN" for row in groups.rows):
         notes.append(
-            f"UNKNOWN: fewer than {rules.least} samples in the last "
-            f"{requested.window_ms // 1_000} s, or the age of the oldest ready message is not known"
+            "UNKNOWN: the samples are of less than a minute, or the age of the oldest ready "
+            "message is not known"
         )
     return tables, notes, {name: series[-_SERIES_POINTS:] for name, series in series.items()}
 
 
 def _revive(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
-    from popmq.reports.jobs import revive
+    from popmq.reports.jobs import lag, revive
 
     now = {moment.broker: moment.log_ms for moment in inputs.moments}
     since = {broker: log_ms - requested.since_ms for broker, log_ms in now.items()}
     rules = revive.ReviveRules(now, since if requested.since_ms else {})
     records = inputs.table("revive", _REVIVE_COLUMNS).cache()
-    timers = inputs.table("timers", _SAMPLE_COLUMNS)
-    places = revive.plan_places(inputs.table("offsets", _PLACE_COLUMNS), timers).cache()
+    offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
+    places = revive.plan_places(offsets, timers).cache()
+    lag_rules = _lag_rules(inputs, requested)
+    queues = lag.plan_queues(offsets, topics, timers, lag_rules).cache()
+    verdicts = lag.plan_verdicts(queues, offsets, timers, lag_rules)
     deliveries = revive.plan_deliveries(records, places).cache()
 
     def of(frame: Any, *names: str) -> Any:
@@ -125,7 +125,7 @@ def _revive(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
         table(
             "groups",
             "What became of deliveries",
-            of(revive.plan_groups(records, deliveries, places, rules), "group", "topic"),
+            of(revive.plan_groups(records, deliveries, places, verdicts, rules), "group", "topic"),
         ),
         table(
             "attempts",
@@ -143,9 +143,26 @@ def _revive(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
             of(revive.plan_dead_letters(records, rules, requested.dead_letters), "group", "topic"),
         ),
     ]
-    for frame in (deliveries, places, records):
+    for frame in (queues, deliveries, places, offsets, topics, timers, records):
         frame.unpersist()
     return tables, [], {}
+
+
+def _lag_rules(inputs: Inputs, requested: ReportOptions) -> Any:
+    """What somebody asked for, else what each broker group told, else the defaults."""
+    from popmq.reports.jobs.lag import LagRules
+
+    usual = VerdictRules()
+    return LagRules(
+        requested.window_ms,
+        {
+            moment.broker: VerdictRules(
+                requested.failing_percent or moment.failing_percent or usual.failing_percent,
+                requested.failing_least or moment.failing_least or usual.failing_least,
+            )
+            for moment in inputs.moments
+        },
+    )
 
 
 def _delay(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:

@@ -9,13 +9,13 @@ later reset of the group's offset.  Deliveries of a topic or to a group that is 
 record.  They count for nothing: the newest sample says which topics groups read (`plan_places`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import functions as F
 
-from popmq.common.metric_table.verdicts import VerdictRules
-from popmq.reports.jobs.lag import fails, newest
+from popmq.common.metric_table.verdicts import Verdict
+from popmq.reports.jobs.lag import newest
 
 DataFrame = Any
 Column = Any
@@ -40,7 +40,6 @@ class ReviveRules:
 
     now_log_ms: dict[str, int]
     since_log_ms: dict[str, int]
-    verdict: VerdictRules = field(default_factory=VerdictRules)
     silent_ms: int = 60_000  # a consumer that holds messages and acked none for longer is stuck
 
 
@@ -129,9 +128,16 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
 
 
 def plan_groups(
-    revive: DataFrame, deliveries: DataFrame, places: DataFrame, rules: ReviveRules
+    revive: DataFrame,
+    deliveries: DataFrame,
+    places: DataFrame,
+    verdicts: DataFrame,
+    rules: ReviveRules,
 ) -> DataFrame:
-    """One row for each group in each topic, most retried first."""
+    """One row for each group in each topic, the most urgent first.
+
+    `verdicts` is what `lag.plan_verdicts` made of the same samples.
+    """
     alive = deliveries.where(F.col("alive"))
     counted = _since(alive, rules)
     delivered = (
@@ -167,12 +173,14 @@ def plan_groups(
         .join(resets, list(PAIR), "full")
         .join(changes, list(PAIR), "left")
         .join(in_flight, list(PAIR), "left")
+        .join(verdicts, list(PAIR), "left")
         .crossJoin(F.broadcast(seconds))
         .fillna(0, ["delivered", "changed", "reset", "in_flight", *COUNTS.values()])
         .withColumn("delivered", F.col("delivered") - F.col("undone"))
         .withColumn("retry_rate", F.try_divide("retried", "seconds"))
         .withColumn("retry_ratio", F.try_divide("retried", "delivered"))
-        .withColumn("status", _status(rules))
+        .fillna(Verdict.UNKNOWN.name, ["status"])
+        .fillna(int(Verdict.UNKNOWN), ["level"])
         .select(
             *PAIR,
             *("status", "delivered", *COUNTS.values(), "reset", "in_flight", "changed"),
@@ -180,17 +188,10 @@ def plan_groups(
             *_apart("ack_ms"),
             "ack_max_ms",
             *_apart("revive_late_ms"),
-            "revive_late_max_ms",
+            *("revive_late_max_ms", "level"),
         )
-        .orderBy(F.col("status") == "OK", F.desc("retried"), F.desc("dead_lettered"), *PAIR)
+        .orderBy(F.desc("level"), F.desc("retried"), F.desc("dead_lettered"), *PAIR)
     )
-
-
-def _status(rules: ReviveRules) -> Column:
-    """FAILING or OK, of all that the report counts: what came back is retried or returned."""
-    ended = F.col("acked") + F.col("retried") + F.col("returned") + F.col("dead_lettered")
-    failing = fails(F.col("acked"), ended, rules.verdict)
-    return F.when(failing, F.lit("FAILING")).otherwise(F.lit("OK"))
 
 
 def plan_attempts(revive: DataFrame, rules: ReviveRules) -> DataFrame:

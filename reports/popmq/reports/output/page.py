@@ -28,8 +28,8 @@ th,td{padding:6px 8px;text-align:right;white-space:nowrap;border-bottom:1px soli
 th{cursor:pointer;font-weight:600;background:var(--soft)}tr:last-child td{border-bottom:0}
 th.t,td.t{text-align:left}
 .chart{width:100%;height:auto;max-width:1000px}
-.OK{color:#23855a}.WARN{color:#b7791f}.STALLED,.STOPPED,.FAILING{color:#c2362b;font-weight:600}
-.REWIND{color:#a2459b}.UNKNOWN{color:var(--dim)}
+.OK{color:#23855a}.BEHIND{color:#b7791f}.STUCK,.STOPPED,.FAILING{color:#c2362b;font-weight:600}
+.UNKNOWN{color:var(--dim)}
 input{font:inherit;padding:6px 10px;border:1px solid var(--line);border-radius:6px;
 background:transparent;color:inherit;width:min(320px,100%)}
 @media(max-width:600px){body{padding:12px}th,td{padding:5px 7px;font-size:13px}}

@@ -94,6 +94,15 @@ def _field(name: str) -> Maker:
     return lambda rows, source: rows[name]
 
 
+def _newer_field(name: str) -> Maker:
+    """NULL in records of brokers from before there was this field."""
+
+    def make(rows: Array, source: Source) -> Array:
+        return rows[name] if name in rows.dtype.names else pa.nulls(len(rows), pa.int64())
+
+    return make
+
+
 def _only(maker: Maker, *kinds: int) -> Maker:
     """NULL for records of another kind."""
     return lambda rows, source: np.ma.array(maker(rows, source), mask=~np.isin(rows["kind"], kinds))
@@ -258,6 +267,7 @@ _OFFSETS: dict[str, Maker] = _SAMPLE | {
         )
     },
     "oldest_ready_ms": lambda rows, source: _known(rows["oldest_ready_ms"]),
+    **{name: _newer_field(name) for name in ("returned", "dead")},
 }
 _TOPICS: dict[str, Maker] = _SAMPLE | {
     "topic": _named("topic_id", IdNames.topic),
