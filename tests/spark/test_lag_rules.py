@@ -108,9 +108,9 @@ def test_spark_and_brokers_judge_by_one_table(spark: Any) -> None:
     table = spark.createDataFrame(facts, ", ".join(f"{name} bigint" for name in values))
     columns = lag.LagRules()
     rows = table.withColumn("level", lag.verdict_of(lag.own_rules(columns))).collect()
-    told = {Facts(*row[:-1]): Verdict(row["level"]) for row in rows}
-    assert told == {each: verdicts.verdict_of(each, rules) for each in facts}
-    assert set(told.values()) == set(Verdict)
+    judged_by_spark = {Facts(*row[:-1]): Verdict(row["level"]) for row in rows}
+    assert judged_by_spark == {each: verdicts.verdict_of(each, rules) for each in facts}
+    assert set(judged_by_spark.values()) == set(Verdict)
 
 
 def test_each_story_has_its_verdict(spark: Any) -> None:
@@ -170,8 +170,8 @@ def test_a_queue_stands_when_its_offset_did_not_move_for_two_minutes(spark: Any)
         offset("AGAIN", number, (50, 50, 50, int(number != SAMPLES - 2)))
         for number in range(SAMPLES)
     ]
-    told = statuses(planned(spark, offsets, [kept("a", 9_000)]))
-    assert told == {"FOUR": "STUCK", "THREE": "OK", "AGAIN": "OK"}
+    verdicts_by_group = statuses(planned(spark, offsets, [kept("a", 9_000)]))
+    assert verdicts_by_group == {"FOUR": "STUCK", "THREE": "OK", "AGAIN": "OK"}
 
 
 def ends(name: str, acked: int, dead: int, returned: int, **more: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from popmq.common.metric_table.verdicts import VerdictRules
+from popmq.common.metric_table.verdicts import WINDOW_MS, VerdictRules
 from popmq.reports.inputs import Inputs, made_now_ms
 from popmq.reports.report import Report, ReportTable, rows_of
 
@@ -21,6 +21,9 @@ _REVIVE_COLUMNS = (
     *("reason", "members", "position", "group_id", "topic_id", "first_topic_id", "offset"),
 )
 _HIDDEN = ("level", "moved")
+# With `since_ms` so much more is read: samples that speeds and verdicts compare the newest with,
+# and check points of what ended since.
+_SAMPLES_MS, _DELIVERIES_MS = 3_600_000, 60_000
 
 
 OnProgress = Callable[[str], None]  # what is being done now, for somebody who waits
@@ -32,7 +35,7 @@ class ReportOptions:
 
     group: str = ""
     topic: str = ""
-    since_ms: int = 0  # before now; 0: all that is kept
+    since_ms: int = 0  # events since so long before now count; 0: all that is kept
     window_ms: int = 300_000  # of speeds
     failing_percent: int = 0  # 0: as each broker group has group.failing_percent
     failing_least: int = 0
@@ -70,7 +73,7 @@ def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import lag
 
     rules = _lag_rules(inputs, requested)
-    offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
+    offsets, topics, timers = _samples(inputs, requested)
     some = _of(offsets, requested, "group", "topic")
     queues = lag.plan_queues(some, topics, timers, rules).cache()
     groups = table(
@@ -88,8 +91,10 @@ def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     ]
     series: dict[str, list[tuple[int, float]]] = {}
     shown = {(row["group"], row["topic"]) for row in groups.rows[:CHARTED]}
+    begin_ms = _since(inputs, "wall_ms", requested.since_ms)
     for row in rows_of(lag.plan_history(some, rules)):
-        if (row["group"], row["topic"]) in shown:
+        is_recent = row["wall_ms"] >= begin_ms.get(row["broker"], 0)
+        if is_recent and (row["group"], row["topic"]) in shown:
             name = f"{row['group']} · {row['topic']}"
             name += f" · {row['broker']}" if len(inputs.moments) > 1 else ""
             series.setdefault(name, []).append((row["wall_ms"], float(row["lag"])))
@@ -108,10 +113,11 @@ def _revive(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import lag, revive
 
     now = {moment.broker: moment.log_ms for moment in inputs.moments}
-    since = {broker: log_ms - requested.since_ms for broker, log_ms in now.items()}
-    rules = revive.ReviveRules(now, since if requested.since_ms else {})
-    records = inputs.table("revive", _REVIVE_COLUMNS).cache()
-    offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
+    rules = revive.ReviveRules(now, _since(inputs, "log_ms", requested.since_ms))
+    before_ms = max(requested.since_ms, _DELIVERIES_MS)
+    read_since = _since(inputs, "log_ms", requested.since_ms, before_ms)
+    records = inputs.table("revive", _REVIVE_COLUMNS, read_since).cache()
+    offsets, topics, timers = _samples(inputs, requested)
     places = revive.plan_places(offsets, timers).cache()
     lag_rules = _lag_rules(inputs, requested)
     queues = lag.plan_queues(offsets, topics, timers, lag_rules).cache()
@@ -148,6 +154,22 @@ def _revive(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     return tables, [], {}
 
 
+def _samples(inputs: Inputs, requested: ReportOptions) -> tuple[Any, ...]:
+    before_ms = max(requested.window_ms, WINDOW_MS) + _SAMPLES_MS
+    since = _since(inputs, "wall_ms", requested.since_ms, before_ms)
+    return tuple(inputs.table(name, since=since).cache() for name in LAG_TABLES)
+
+
+def _since(inputs: Inputs, clock: str, since_ms: int, before_ms: int = 0) -> dict[str, int]:
+    """By broker group, when that was by `clock`, less `before_ms`; nothing without `since_ms`."""
+    if not since_ms:
+        return {}
+    return {
+        moment.broker: max(1, getattr(moment, clock) - since_ms - before_ms)
+        for moment in inputs.moments
+    }
+
+
 def _lag_rules(inputs: Inputs, requested: ReportOptions) -> Any:
     """What somebody asked for, else what each broker group told, else the defaults."""
     from popmq.reports.jobs.lag import LagRules
@@ -168,7 +190,8 @@ def _lag_rules(inputs: Inputs, requested: ReportOptions) -> Any:
 def _delay(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import delay
 
-    fired = _of(inputs.table("fired"), requested, "topic").cache()
+    since = _since(inputs, "log_ms", requested.since_ms)
+    fired = _of(inputs.table("fired", since=since), requested, "topic").cache()
     tables = [
         table("topics", "How late, by topic", delay.plan_topics(fired)),
         table("hours", "How late, by hour", delay.plan_hours(fired)),

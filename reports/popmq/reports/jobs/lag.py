@@ -84,12 +84,12 @@ def plan_verdicts(
         _count(F.col("moved")).alias("moved"),
         _count(F.col("stands")).alias("standing"),
     )
-    judged = (
+    pairs = (
         now.join(_ended(offsets, timers), ["broker", *PAIR], "left")
         .fillna(0, list(Facts._fields))
         .withColumn("level", verdict_of(own_rules(rules)))
     )
-    worst = judged.groupBy(*PAIR).agg(F.max("level").alias("level"))
+    worst = pairs.groupBy(*PAIR).agg(F.max("level").alias("level"))
     words = F.array(*(F.lit(verdict.name) for verdict in Verdict))
     return worst.withColumn("status", F.element_at(words, F.col("level") + 1))
 

@@ -25,7 +25,7 @@ DELIVERY = ("broker", "epoch", "sequence")
 _PLACE = ("group_id", "topic_id", "queue")
 _HOPS = 3  # of pointers to pointers: changes of up to 8 in a row lead to their delivery
 _END = ("kind", "messages", "log_ms", "attempt", "reason", "queue", "start_offset")
-_ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "UNDONE")
+_ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "KEPT", "UNDONE")
 COUNTS = {end: end.lower() for end in _ENDS} | {
     "ACK": "acked",
     "RETRY": "retried",
@@ -228,12 +228,13 @@ def plan_consumers(
 ) -> DataFrame:
     """What each client got and did; first those that hold messages for long and ack none."""
     now = _by_broker(rules.now_log_ms)
+    recent = F.col("log_ms") >= _by_broker(rules.since_log_ms)
     popped = F.col("kind") == "CHECK_POINT"
     held = (
         deliveries.where(F.col("alive"))
         .groupBy("broker", "group", "client")
         .agg(
-            F.sum(F.when(popped, F.col("messages")).otherwise(0)).alias("delivered"),
+            F.sum(F.when(popped & recent, F.col("messages")).otherwise(0)).alias("delivered"),
             F.max(F.when(popped, F.col("log_ms"))).alias("last_pop"),
             F.sum("open").alias("in_flight"),
             F.min(F.when(F.col("open") > 0, F.col("popped_ms"))).alias("held_since"),
@@ -244,10 +245,12 @@ def plan_consumers(
         .where(F.col("client").isNotNull())
         .groupBy("broker", "group", "client")
         .agg(
-            F.sum(F.when(F.col("kind") == "UNDONE", F.col("messages")).otherwise(0)).alias(
-                "undone"
+            *(
+                F.sum(
+                    F.when((F.col("kind") == kind) & recent, F.col("messages")).otherwise(0)
+                ).alias(name)
+                for kind, name in (("UNDONE", "undone"), ("ACK", "acked"))
             ),
-            F.sum(F.when(F.col("kind") == "ACK", F.col("messages")).otherwise(0)).alias("acked"),
             F.max(F.when(F.col("kind") == "ACK", F.col("log_ms"))).alias("last_ack"),
         )
     )

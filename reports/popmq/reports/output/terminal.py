@@ -16,7 +16,7 @@ LEAST_WIDTH = 132  # a narrower terminal folds lines, which is better than colum
 _LEFT_OUT = {
     "groups": {
         *("oldest_ready_ms", "blocked", "expired", "pop_rate", "changed", "standing"),
-        *("retry_ratio", "returned", "lost", "ack_p95_ms", "revive_late_p50_ms"),
+        *("retry_ratio", "returned", "lost", "kept", "ack_p95_ms", "revive_late_p50_ms"),
         *("revive_late_p95_ms", "ack_max_ms", "unknown_ages", "reset"),
     },
     "queues": {
