@@ -63,11 +63,16 @@ def run_report(args: Args) -> int:
                 args.executors,
                 args.executor_ca,
                 args.executor_user,
+                args.executor_scratch,
             ),
             skip_down=args.on_broker_down == "skip",
             patience_s=args.patience / 1_000,
             tell=tell,
         )
+    if args.save:
+        files.save(report, args.save)
+    if args.summary:
+        args.summary.write_text(json.dumps(report.summary()), encoding="utf-8")
     if args.html:
         args.html.write_text(page.to_html(report), encoding="utf-8")
     if args.csv:
@@ -174,6 +179,7 @@ _OPTIONS = (
     ),
     option("--executor-ca", default="", metavar="SECRET", help="Whose ca.crt they trust."),
     option("--executor-user", default="", metavar="SECRET", help="With access_key and secret."),
+    option("--executor-scratch", default="4Gi", metavar="SIZE", help="Of temporary files."),
     option(
         "--conf",
         type=Parsed("setting", _conf_argument),
@@ -182,6 +188,8 @@ _OPTIONS = (
         metavar="KEY=VALUE",
         help="A setting of Spark.",
     ),
+    option("--save", metavar="DIR|URL", help="Add page and JSON to a folder, s3://... too."),
+    option("--summary", type=_PATH, metavar="FILE", help="Write verdict and figures as JSON."),
     option("--html", type=_PATH, metavar="FILE", help="Write a page."),
     option("--csv", type=_PATH, metavar="DIR", help="Write a file for each table."),
     option("--parquet", type=_PATH, metavar="DIR", help="The same as Parquet."),
