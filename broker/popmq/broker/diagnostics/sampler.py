@@ -43,6 +43,7 @@ from popmq.common.settings.report_settings import ReportsSettings
 from popmq.common.topics import MessageType, StartAt, TopicConfig
 
 UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # nobody knows when the oldest ready message was stored
+FIRST_MS = 1_000
 COLD_READS = 64  # of one regular sample
 _READS_A_STEP = 64
 _ROWS_A_STEP = 256
@@ -91,7 +92,8 @@ class Sampler:
         self._stored_by_topic = stored_by_topic
         self._interval_ms = settings.sample_interval_ms
         self._clock = clock
-        self._next_ms = clock.boot_ms()  # what comes later is compared with the first one
+        # Soon, since what comes later is compared with the first one.
+        self._next_ms = clock.boot_ms() + min(self._interval_ms, FIRST_MS)
         self._running: ResumableRead[int] | None = None
         self._cold = ColdReadRetry(store.readers)
         self.taken = 0
