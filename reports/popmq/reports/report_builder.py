@@ -1,5 +1,6 @@
 """Makes a report: reads the tables that a job needs, runs its plans, and collects what is small."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,12 +93,21 @@ def _lag(inputs: Inputs, requested: ReportOptions, table: _Table) -> _Made:
     series: dict[str, list[tuple[int, float]]] = {}
     shown = {(row["group"], row["topic"]) for row in groups.rows[:CHARTED]}
     begin_ms = _since(inputs, "wall_ms", requested.since_ms)
-    for row in rows_of(lag.plan_history(some, rules)):
-        is_recent = row["wall_ms"] >= begin_ms.get(row["broker"], 0)
-        if is_recent and (row["group"], row["topic"]) in shown:
-            name = f"{row['group']} · {row['topic']}"
-            name += f" · {row['broker']}" if len(inputs.moments) > 1 else ""
-            series.setdefault(name, []).append((row["wall_ms"], float(row["lag"])))
+    lags: dict[str, dict[str, float]] = {}  # of each line, at each broker group now
+    history = [
+        row
+        for row in rows_of(lag.plan_history(some, rules))
+        if (row["group"], row["topic"]) in shown
+        and row["wall_ms"] >= begin_ms.get(row["broker"], 0)
+    ]
+    places = {(row["group"], row["topic"], row["broker"]) for row in history}
+    brokers = Counter((group, topic) for group, topic, _ in places)
+    for row in history:
+        name = f"{row['group']} · {row['topic']}"
+        now = lags.setdefault(name, {})
+        now[row["broker"]] = float(row["lag"])
+        if len(now) == brokers[row["group"], row["topic"]]:  # before that it is not all of it
+            series.setdefault(name, []).append((row["wall_ms"], sum(now.values())))
     for frame in (queues, offsets, topics, timers):
         frame.unpersist()
     notes = []

@@ -156,12 +156,12 @@ def plan_topics(topics: DataFrame, timers: DataFrame) -> DataFrame:
 
 
 def plan_history(offsets: DataFrame, rules: LagRules) -> DataFrame:
-    """The lag of each pair over time, for charts: one row a sample, broker groups apart."""
+    """The lag of each pair over time, for charts: one row for each sample of a broker group."""
     lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
     return (
         offsets.groupBy(*SAMPLE, *PAIR)
         .agg(F.max("wall_ms").alias("wall_ms"), F.sum(lag).alias("lag"))
-        .orderBy(*PAIR, "broker", "wall_ms")
+        .orderBy("wall_ms", "broker", *PAIR)
     )
 
 
