@@ -152,10 +152,10 @@ def test_a_report_stays_on_a_volume_claim_when_its_pod_is_gone() -> None:
 
 
 def test_a_report_stays_in_an_object_store_whose_keys_are_variables() -> None:
-    store = {"url": "s3://bucket/reports/", "secret": "store-keys"}
+    store = {"url": "s3://bucket/reports/?scheme=http", "secret": "store-keys"}
     results = built(output={"objectStore": store})
     words = arguments_of(results)
-    assert words[words.index("--save") + 1] == "s3://bucket/reports/hourly"
+    assert words[words.index("--save") + 1] == "s3://bucket/reports/hourly?scheme=http"
     (container,) = pod_of(results)["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "store-keys"}}]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from report.object_store import ObjectStore
 
 from popmq.reports.output.files import save, write_parquet
 from popmq.reports.report import Report, ReportTable
@@ -53,3 +54,25 @@ def test_pages_stay_in_a_folder_by_their_time_and_the_newest_by_name(
     newest = (folder / "delay.html").read_text(encoding="utf-8")
     assert newest == (folder / "delay-20231114T231320Z.html").read_text(encoding="utf-8")
     assert "2023-11-14 23:13:20" in newest
+
+
+def test_pages_stay_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reporter")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    table = ReportTable("topics", "How late, by topic", ("topic",), [])
+    waiting = ReportTable("waiting", "Timers that wait", ("timers",), [])
+    report = Report("delay", "127.0.0.1:8081", 1_700_000_000_000, (), (table, waiting))
+    with ObjectStore() as store:
+        options = f"endpoint_override={store.address}&scheme=http&region=any"
+        save(report, f"s3://bucket/reports/hourly?{options}")
+    assert set(store.objects) == {
+        f"/bucket/reports/hourly/{name}"
+        for name in (
+            *("delay.html", "delay-20231114T221320Z.html"),
+            *("delay.json", "delay-20231114T221320Z.json"),
+        )
+    }
+    page = store.objects["/bucket/reports/hourly/delay.html"].decode()
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert store.users == {"reporter"}

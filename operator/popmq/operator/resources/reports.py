@@ -153,8 +153,9 @@ def _arguments(spec: ClusterSpec, report: LagReport, mounts_ca: bool) -> list[st
     if report.since:
         arguments += ["--since", report.since]
     if report.output.claim or report.output.url:
-        base = OUTPUT_FOLDER if report.output.claim else report.output.url.rstrip("/")
-        arguments += ["--save", f"{base}/{report.name}"]
+        base = OUTPUT_FOLDER if report.output.claim else report.output.url
+        folder, question, options = base.partition("?")
+        arguments += ["--save", f"{folder.rstrip('/')}/{report.name}{question}{options}"]
     if report.output.pushgateway:
         arguments += ["--prometheus", report.output.pushgateway]
     if report.master:
