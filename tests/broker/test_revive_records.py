@@ -21,8 +21,9 @@ RECORDS: list[tuple[ReviveRecord, str]] = [
         "00000002 00000009 0000000000000067 0000000000001388 000000000000004d",
     ),
     (
-        EndRecord(ReviveKind.ACK, 3, 7, 0b100),
-        "01 02 0000 00000003 0000000000000007 0000000000000004" + "00" * 48,
+        EndRecord(ReviveKind.ACK, 3, 7, 0b100, topic_id=70, group_id=71, queue_id=2),
+        "01 02 0000 00000003 0000000000000007 0000000000000004 0000000000000000 00000046 00000047 "
+        "00000002" + "00" * 28,
     ),
     (
         EndRecord(ReviveKind.RETURNED, 3, 7, 1, counted=False),

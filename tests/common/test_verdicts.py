@@ -12,7 +12,7 @@ from popmq.common.metric_table.verdicts import (
 )
 
 RULES = VerdictRules()
-BUSY = Facts(lag=50, ready=40, delivered=100, acked=90, moved=True)
+BUSY = Facts(lag=50, ready=40, delivered=100, acked=90, moved=1)
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,19 @@ BUSY = Facts(lag=50, ready=40, delivered=100, acked=90, moved=True)
         (BUSY, Verdict.OK),
         (BUSY._replace(age_ms=60_000), Verdict.OK),
         (BUSY._replace(age_ms=60_001), Verdict.BEHIND),
-        (BUSY._replace(age_ms=None), Verdict.UNKNOWN),
-        (BUSY._replace(watched=False), Verdict.UNKNOWN),
-        (BUSY._replace(watched=False, age_ms=90_000), Verdict.BEHIND),
-        (BUSY._replace(stands=True), Verdict.STUCK),
-        (BUSY._replace(stands=True, watched=False), Verdict.UNKNOWN),
-        (BUSY._replace(stands=True, age_ms=90_000), Verdict.STUCK),
+        (BUSY._replace(unknown_ages=1), Verdict.UNKNOWN),
+        (BUSY._replace(unknown_ages=1, age_ms=60_001), Verdict.BEHIND),  # whatever the others wait
+        (BUSY._replace(watched_ms=59_999), Verdict.UNKNOWN),
+        (BUSY._replace(watched_ms=60_000), Verdict.OK),
+        (BUSY._replace(watched_ms=0), Verdict.UNKNOWN),
+        (BUSY._replace(watched_ms=0, age_ms=90_000), Verdict.BEHIND),
+        (BUSY._replace(standing=1), Verdict.STUCK),
+        (BUSY._replace(standing=1, watched_ms=0), Verdict.UNKNOWN),
+        (BUSY._replace(standing=1, age_ms=90_000), Verdict.STUCK),
         (Facts(lag=5, ready=5), Verdict.STOPPED),
-        (Facts(lag=5, ready=5, age_ms=None), Verdict.STOPPED),
-        (Facts(lag=5, ready=5, watched=False), Verdict.UNKNOWN),
-        (Facts(lag=5, ready=5, moved=True), Verdict.OK),  # a pull consumer
+        (Facts(lag=5, ready=5, unknown_ages=1), Verdict.STOPPED),
+        (Facts(lag=5, ready=5, watched_ms=0), Verdict.UNKNOWN),
+        (Facts(lag=5, ready=5, moved=1), Verdict.OK),  # a pull consumer
         (Facts(lag=5, ready=0), Verdict.OK),  # all of it in flight
         (BUSY._replace(acked=40, returned=10), Verdict.FAILING),
         (BUSY._replace(acked=40, returned=5, dead=5), Verdict.FAILING),
@@ -39,7 +42,7 @@ BUSY = Facts(lag=50, ready=40, delivered=100, acked=90, moved=True)
         (BUSY._replace(acked=0, returned=9), Verdict.OK),  # fewer than 10
         # Nothing is left: all that there was became dead letters.
         (Facts(delivered=4_010, returned=2_005, dead=2_005), Verdict.FAILING),
-        (Facts(delivered=4_010, returned=2_005, dead=2_005, watched=False), Verdict.FAILING),
+        (Facts(delivered=4_010, returned=2_005, dead=2_005, watched_ms=0), Verdict.FAILING),
     ],
 )
 def test_each_row_is_a_verdict(facts: Facts, verdict: Verdict) -> None:

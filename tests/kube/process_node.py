@@ -51,6 +51,7 @@ class Running:
     process: subprocess.Popen[bytes]
     kill_at: float = 0.0
     reported: bool = False
+    message: Path | None = None  # that the container leaves when it ends
 
 
 class ProcessNode(Kubelet):
@@ -92,6 +93,10 @@ class ProcessNode(Kubelet):
     def kill(self, pod: Object) -> None:
         """As when its memory is at an end."""
         _signal(self._running[pod["metadata"]["uid"]], signal.SIGKILL)
+
+    def claim(self, name: str) -> Path:
+        """The folder that is the volume of a claim."""
+        return self._folder / "claims" / name
 
     def said(self, pod: str) -> str:
         """On standard output."""
@@ -144,6 +149,10 @@ class ProcessNode(Kubelet):
                 start_new_session=True,
             )
         self._running[metadata["uid"]] = item = Running(pod, address, process)
+        if "terminationMessagePath" in container and not container[
+            "terminationMessagePath"
+        ].startswith("/dev/"):
+            item.message = self._folder / metadata["uid"] / "message"
         self.started.append(pod)
         self._tell_of(pod, item)
 
@@ -165,7 +174,10 @@ class ProcessNode(Kubelet):
         phase = "Running" if runs else "Failed" if code else "Succeeded"
         state: Object = {"running": {"startedAt": now()}}
         if code is not None:
-            state = {"terminated": {"exitCode": code if code >= 0 else 128 - code}}
+            end = {"exitCode": code if code >= 0 else 128 - code, "finishedAt": now()}
+            if process.message is not None:
+                end["message"] = process.message.read_text(errors="replace")[:4_096]
+            state = {"terminated": end}
         of_container = {
             "name": container["name"],
             "image": container["image"],
@@ -216,7 +228,7 @@ class ProcessNode(Kubelet):
         binds = []
         for mount in container.get("volumeMounts", ()):
             claim = volumes[mount["name"]].get("persistentVolumeClaim", {}).get("claimName")
-            place = self._folder / "claims" / claim if claim else home / mount["name"]
+            place = self.claim(claim) if claim else home / mount["name"]
             if not place.exists():
                 place.mkdir(parents=True)
                 self._fill(place, volumes[mount["name"]], pod)
@@ -244,6 +256,15 @@ class ProcessNode(Kubelet):
                 at=root$({chroot} root realpath -m {shlex.quote(target)})
                 mkdir -p "$at"
                 mount --rbind {shlex.quote(str(source))} "$at"
+            """
+        path = container.get("terminationMessagePath", "/dev/")
+        if not path.startswith("/dev/"):
+            message = home / "message"
+            message.touch()
+            script += f"""
+                mkdir -p root{shlex.quote(str(Path(path).parent))}
+                touch root{shlex.quote(path)}
+                mount --bind {shlex.quote(str(message))} root{shlex.quote(path)}
             """
         return script + f"""exec {chroot} root /bin/sh -c 'cd /tmp && exec "$0" "$@"' "$@"\n"""
 

@@ -1,5 +1,6 @@
 """LagReports: the CronJob of each, and what its status says of the last run."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from kube.world import NOW, World, play, running
 from popmq.operator.model.lag_reports import read_report, report_status
 from popmq.operator.reports.report_reconcile import ReportDefaults
 from popmq.operator.resources.proxies import tls_secret
-from popmq.operator.resources.reports import cron_job
+from popmq.operator.resources.reports import SUMMARY_FILE, cron_job
+
+SUMMARY = ("--summary", SUMMARY_FILE)
 
 
 def report(name: str = "hourly", **spec: Any) -> Object:
@@ -46,7 +49,9 @@ def test_a_run_asks_the_proxies_and_has_no_rights() -> None:
     assert results["spec"]["concurrencyPolicy"] == "Forbid"
     pod = pod_of(results)
     (container,) = pod["containers"]
-    assert container["args"] == ["report", "revive", "--group", "readers", "--json"]
+    assert container["args"] == [
+        *("report", "revive", "--group", "readers", "--summary", SUMMARY_FILE, "--json"),
+    ]
     assert container["env"] == [
         {"name": "POPMQ_ENDPOINT", "value": "demo-proxy.apps.svc:8081"},
         {"name": "POPMQ_ADMIN_ENDPOINT", "value": "demo-admin.apps.svc:8082"},
@@ -130,6 +135,81 @@ def test_executors_are_made_by_a_run_that_may_and_are_what_the_spec_says() -> No
     }
 
 
+def test_a_report_stays_on_a_volume_claim_when_its_pod_is_gone() -> None:
+    output = {"volumeClaim": "pages", "pushgateway": "http://push:9091"}
+    results = built(output=output, since="90m")
+    assert arguments_of(results) == [
+        *("report", "lag", "--since", "90m", "--save", "/reports/hourly"),
+        *("--prometheus", "http://push:9091", *SUMMARY),
+    ]
+    pod = pod_of(results)
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "output")
+    assert volume["persistentVolumeClaim"] == {"claimName": "pages"}
+    (container,) = pod["containers"]
+    assert {"name": "output", "mountPath": "/reports"} in container["volumeMounts"]
+    assert container["terminationMessagePath"] == SUMMARY_FILE
+    assert pod["securityContext"]["fsGroup"]  # or the run could not write there
+
+
+def test_a_report_stays_in_an_object_store_whose_keys_are_variables() -> None:
+    store = {"url": "s3://bucket/reports/?scheme=http", "secret": "store-keys"}
+    results = built(output={"objectStore": store})
+    words = arguments_of(results)
+    assert words[words.index("--save") + 1] == "s3://bucket/reports/hourly?scheme=http"
+    (container,) = pod_of(results)["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "store-keys"}}]
+
+
+def test_a_run_has_a_deadline_and_each_pod_room_for_temporary_files() -> None:
+    results = built(deadline="20m", scratch="512Mi", executors={})
+    assert results["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 1_200
+    (volume,) = (item for item in pod_of(results)["volumes"] if item["name"] == "tmp")
+    assert volume["emptyDir"] == {"sizeLimit": "512Mi"}
+    words = arguments_of(results)
+    assert words[words.index("--executor-scratch") + 1] == "512Mi"
+    usual = built()
+    assert usual["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 3_600
+
+
+FIGURES = {
+    **{"verdict": "FAILING", "groups": 7, "failing": 1, "stopped": 2, "lag": 4_010},
+    "oldest": "12m",
+    "worst": [{"group": "billing", "topic": "orders", "verdict": "FAILING", "lag": 4_000}],
+}
+
+
+def run_of(message: str, at: str, *, code: int = 0, name: str = "report") -> Object:
+    """The pod of a run that ended."""
+    end = {"exitCode": code, "finishedAt": at, "message": message}
+    labels = {"popmq.io/report": "hourly", **read(cluster()).names.labels("report")}
+    return {
+        "metadata": {"name": f"run-{at}", "namespace": "apps", "labels": labels},
+        "status": {"containerStatuses": [{"name": name, "state": {"terminated": end}}]},
+    }
+
+
+def test_the_status_has_the_figures_of_the_last_report_that_was_made() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        world.api.put("lagreports", report())
+        older = json.dumps({**FIGURES, "lag": 1})
+        world.api.put("pods", run_of(older, "2030-01-01T09:00:30Z"))
+        world.api.put("pods", run_of(json.dumps(FIGURES), "2030-01-01T10:00:30Z"))
+        world.api.put("pods", run_of("Traceback", "2030-01-01T11:00:30Z", code=1))
+        world.api.put("pods", run_of("no JSON", "2030-01-01T11:00:31Z"))
+        world.api.put("pods", run_of(older, "2030-01-01T11:00:32Z", name="executor"))
+        await world.look()
+        for _ in range(2):
+            status = (world.api.get("lagreports", "apps", "hourly") or {})["status"]
+            assert {name: status[name] for name in FIGURES} == FIGURES
+            for pod in world.api.all("pods"):  # they stay when the runs are deleted
+                if pod["metadata"]["name"].startswith("run-"):
+                    world.api.remove("pods", "apps", pod["metadata"]["name"])
+            await world.look()
+
+    play(story)
+
+
 def test_where_only_tls_is_taken_executors_trust_the_clusters_own_authority_too() -> None:
     given = cluster(tls={"mode": "Own", "plainText": False})
     words = arguments_of(built(given, executors={}))
@@ -140,7 +220,7 @@ def test_a_master_of_kubernetes_asks_for_executors_and_another_does_not() -> Non
     words = arguments_of(built(master="k8s://https://10.0.0.1:6443"))
     assert words[2:6] == ["--master", "k8s://https://10.0.0.1:6443", "--executors", "2"]
     results = built(master="local[8]")
-    assert arguments_of(results) == ["report", "lag", "--master", "local[8]"]
+    assert arguments_of(results) == ["report", "lag", "--master", "local[8]", *SUMMARY]
     assert pod_of(results)["automountServiceAccountToken"] is False
 
 
@@ -210,7 +290,7 @@ def test_a_report_gets_its_cron_job_and_takes_it_along() -> None:
         await world.run()
         cronjobs = world.api.get("cronjobs", "apps", "demo-report-hourly")
         assert cronjobs is not None
-        assert cronjobs["spec"]["successfulJobsHistoryLimit"] == 0
+        assert cronjobs["spec"]["successfulJobsHistoryLimit"] == 1
         assert cronjobs["spec"]["failedJobsHistoryLimit"] == 1
         assert condition(world, "Ready")["reason"] == "Scheduled"
         assert condition(world, "Succeeded")["reason"] == "NotYet"

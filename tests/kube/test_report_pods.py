@@ -169,7 +169,18 @@ def test_a_lag_report_makes_executors_replaces_one_that_is_lost_and_takes_them_a
     body = {"apiVersion": "popmq.io/v1beta1", "kind": "LagReport"}
     metadata = {"name": "hourly", "namespace": "apps"}
     spec = {"cluster": "demo", "executors": executors, "arguments": ["--json"]}
+    spec["output"] = {"volumeClaim": "pages"}
     spec["schedule"] = "0 0 29 2 *"  # the run below is the only one, also at a full hour
+    plane.apply(
+        {
+            **{"apiVersion": "v1", "kind": "PersistentVolumeClaim"},
+            "metadata": {"name": "pages", "namespace": "apps"},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }
+    )
     plane.apply({**body, "metadata": metadata, "spec": spec})
     plane.apply(given("demo", "apps", proxies={"replicas": 1}))
     cron_job = "/apis/batch/v1/namespaces/apps/cronjobs/demo-report-hourly"
@@ -200,6 +211,25 @@ def test_a_lag_report_makes_executors_replaces_one_that_is_lost_and_takes_them_a
         assert _label(pod, "app.kubernetes.io/component") == "report"
         assert _label(pod, "popmq.io/report") == "hourly"
     plane.wait("the executors to go", lambda: site.executors_now() == [], limit_s=60)
+
+    # What stays when the run is deleted: the page, and the figures in the status.
+    path = "/apis/popmq.io/v1beta1/namespaces/apps/lagreports/hourly"
+    site.operator.look_until(
+        "demo", "apps", lambda: "verdict" in (plane.get(path) or {}).get("status", {})
+    )
+    plane.kubectl("delete", "job", "run", "-n", "apps")
+    plane.wait("the run's pod to go", lambda: site.ours("pods", name) is None, limit_s=60)
+    site.operator.look_until("demo", "apps", lambda: True)
+    status = (plane.get(path) or {})["status"]
+    assert (status["groups"], status["failing"], status["lag"]) == (1, 0, SENT - ACKED)
+    (worst,) = status["worst"]
+    assert (worst["group"], worst["topic"], worst["verdict"]) == (
+        *("readers", "orders"),
+        status["verdict"],
+    )
+    page = site.node.claim("pages") / "hourly" / "lag.html"
+    assert "readers" in page.read_text(encoding="utf-8")
+    print(plane.kubectl("get", "lagreports", "-n", "apps"))
 
     role = plane.get(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{ROLE}")
     assert role is not None

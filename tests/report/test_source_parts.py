@@ -1,17 +1,24 @@
 """What the data source decides without Spark: ranges, filters, how far a stream is, options."""
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from popmq.common.errors import PopmqError
 from popmq.common.record.report_layouts import LAYOUTS
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.records.tables import TableSchema
+from popmq.reports.records.endpoint import Piece
+from popmq.reports.records.tables import TABLES, TableSchema
 from popmq.reports.source.filters import Filters
-from popmq.reports.source.options import SourceOptions, pin
+from popmq.reports.source.options import SourceOptions, pin, since_option
+from popmq.reports.source.planning import in_time
 from popmq.reports.source.progress import EPOCH, Progress, advanced, planned
 from popmq.reports.source.ranges import Range, packed
+
+ROOT = Path(__file__).parents[2]
 
 
 def whole(first: int, end: int, queue: int = 0) -> Range:
@@ -183,6 +190,53 @@ def test_options_are_read_in_any_case_and_columns_keep_the_tables_order() -> Non
     )
     assert options.schema.ddl() == "`kind` string, `log_ms` bigint"
     assert (options.skip_down, options.max_rows) == (True, 5)
+
+
+def test_the_page_of_tables_has_every_column() -> None:
+    page = (ROOT / "docs/reference/report-tables.md").read_text(encoding="utf-8")
+    columns_of_page = set()
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            names, tables = (re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:3])
+            every = [] if tables and "all but" not in line.split("|")[2] else list(TABLES)
+            chosen = set(every) - set(tables) if every else set(tables)
+            columns_of_page |= {(table, name) for table in chosen for name in names}
+    assert columns_of_page == {
+        (table, name) for table, columns in TABLES.items() for name, _ in columns
+    }
+
+
+def test_times_from_which_records_are_read_are_given_by_broker_group() -> None:
+    options = SourceOptions.read({"path": "revive", "since": since_option({"b": 2, "a=b": 1})})
+    assert options.since == {"a=b": 1, "b": 2}
+    with pytest.raises(PopmqError, match="BROKER=MILLISECONDS"):
+        SourceOptions.read({"path": "revive", "since": "a=yesterday"})
+
+
+class Endpoint:
+    """Queues of records whose times are given."""
+
+    def __init__(self, times: Sequence[int], time_at: int) -> None:
+        self.times, self.time_at, self.reads = times, time_at, 0
+
+    def read(self, broker: str, partition: pb.Partition) -> Iterator[Piece]:
+        self.reads += 1
+        record = bytes(self.time_at) + self.times[partition.min].to_bytes(8, "big")
+        yield Piece(partition.min, partition.next, record)
+
+
+@pytest.mark.parametrize(("table", "layout"), [("revive", "head"), ("offsets", "offsets")])
+def test_a_queue_is_cut_to_the_time_that_is_asked_for(table: str, layout: str) -> None:
+    times = [*range(0, 20_000, 10), *[20_000] * 5, *range(20_001, 21_000)]
+    clock = "wall_ms" if table == "offsets" else "log_ms"
+    fields = {field.name: field.offset for field in LAYOUTS[layout].fields}
+    item = pb.Field(name=clock, type="u64", offset=fields[clock])
+    tables = pb.BrokerTables(broker="a", layouts=[pb.Layout(name=layout, fields=[item])])
+    partition = pb.Partition(table=table, layout=layout, min=0, next=len(times))
+    endpoint = Endpoint(times, fields[clock])
+    span = in_time(endpoint, tables, partition, Filters(), 20_000)  # type: ignore[arg-type]
+    assert (span.first, span.end) == (times.index(20_000), len(times))
+    assert endpoint.reads <= 13, "by halves"
 
 
 def test_what_was_pinned_comes_out_again() -> None:

@@ -14,6 +14,8 @@ _MEASURE = """<script>addEventListener("load", () => {
   const wide = document.documentElement.clientWidth;
   const found = {
     wide, overflow: document.documentElement.scrollWidth - wide,
+    scrolled: [...document.querySelectorAll(".scroll")].filter(
+      each => each.scrollWidth > each.clientWidth).length,
     outside: [...document.images].filter(one => !one.src.startsWith("data:")).length,
     background: getComputedStyle(document.body).backgroundColor,
     colour: getComputedStyle(document.body).color,
@@ -29,6 +31,7 @@ class Look:
 
     wide: int
     overflow: int  # by so much the page is wider than its window
+    scrolled: int  # tables that are wider than the page
     outside: int  # pictures that are not in the page
     background: str
     colour: str

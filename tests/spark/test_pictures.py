@@ -23,7 +23,7 @@ from popmq.cli.client import Client
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 LOADED_S = float(os.environ.get("POPMQ_PICTURES_SECONDS", "60"))
-PHONE, DESK = 390, 1_200
+PHONE, DESK = 390, 1_280
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,9 @@ def test_the_report_page_fits_desk_and_phone_in_light_and_dark(
     light, dark = browser.look(page, wide=DESK), browser.look(page, wide=DESK, dark=True)
     phone = browser.look(page, wide=PHONE)
     assert (phone.wide, phone.overflow, light.overflow) == (PHONE, 0, 0)
-    assert light.outside == 0
+    assert (light.scrolled, light.outside) == (0, 0)
     assert light.background != dark.background
     assert light.colour != dark.colour
-    browser.picture(page, pictures / "report-lag.png", wide=DESK, high=min(light.high, 1_400))
-    browser.picture(page, tmp_path / "dark.png", wide=DESK, high=min(dark.high, 1_400), dark=True)
 
 
 @pytest.mark.parametrize("name", ["overview", "lag", "timers"])

@@ -27,7 +27,7 @@ from popmq.testing.harness.core_broker import CoreBroker
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
-EVERYDAY, ALL = 8, 200
+EVERYDAY, ALL = 20, 200
 ACTIONS = 80
 TABLES = ("revive", "offsets", "topics", "timers")
 
@@ -95,7 +95,7 @@ class FrameInputs:
     def moments(self) -> tuple[BrokerMoment, ...]:
         return self.recorded.moments
 
-    def table(self, name: str, columns: Sequence[str] = ()) -> Any:
+    def table(self, name: str, columns: Sequence[str] = (), since: object = None) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -151,6 +151,9 @@ def _run(spark: Any, folder: Path, count: int) -> Recorded:
     inputs = FrameInputs(spark, recorded, folder)
     lag = make_report("lag", inputs, ReportOptions())
     revive = make_report("revive", inputs, ReportOptions())
+    verdicts = {(row["group"], row["topic"]): row["status"] for row in lag.first.rows}
+    statuses = {(row["group"], row["topic"]): row["status"] for row in revive.first.rows}
+    assert {pair: verdicts.get(pair, "UNKNOWN") for pair in statuses} == statuses
     wrong = [
         line
         for life in recorded.lives
@@ -319,6 +322,33 @@ def test_what_a_reset_or_a_deletion_ended_is_in_flight_no_more(spark: Any, tmp_p
         "rejects": (5, 0, 5, 0, 0),
         "holds": (5, 3, 0, 0, 2),
         "done": (5, 5, 0, 0, 0),
+    }
+
+
+def test_a_dead_letter_that_is_kept_is_no_lost_message(spark: Any, tmp_path: Path) -> None:
+    """A group that reads its own dead letters: one that fails again stays where it is."""
+    from popmq.reports.report_builder import ReportOptions, make_report
+
+    core = CoreBroker()
+    core.topic("orders", queues=1)
+    core.group("g", max_attempts=1)
+    for number in range(3):
+        core.send("orders", b"%d" % number)
+    for delivery in core.receive("orders", "g"):
+        core.reject("orders", "g", delivery.handle)
+    core.advance(1_000)
+    first, *others = core.receive("%DLQ%g", "g")
+    core.reject("%DLQ%g", "g", first.handle)
+    core.ack("%DLQ%g", "g", *(delivery.handle for delivery in others))
+    core.advance(1_000)
+    recorded = Recorded()
+    recorded.read(core, "broker")
+    report = make_report("revive", FrameInputs(spark, recorded, tmp_path), ReportOptions())
+    rows = {row["topic"]: row for row in report.table("groups").rows}
+    ends = ("delivered", "acked", "dead_lettered", "kept", "lost", "undone")
+    assert {topic: tuple(row[end] for end in ends) for topic, row in rows.items()} == {
+        "orders": (3, 0, 3, 0, 0, 0),
+        "%DLQ%g": (3, 2, 0, 1, 0, 0),
     }
 
 

@@ -134,7 +134,7 @@ def test_the_revive_report_says_what_everybody_else_says(spark: Any, rest: Rest)
     assert forgets["dead_lettered"] == ORDERS // 2
     assert 0 <= forgets["revive_late_p50_ms"] <= forgets["revive_late_max_ms"]
     assert {group for (group, _), row in rows.items() if row["status"] == "FAILING"} == {"forgets"}
-    assert {row["status"] for row in rows.values()} == {"FAILING", "OK"}
+    assert {row["status"] for (group, _), row in rows.items() if group == "good"} == {"OK"}
     # The broker counts deliveries that nobody took, too: it cannot know when it makes them.
     for names, metric in (
         (("delivered", "undone"), "popmq_messages_out_total"),

@@ -51,7 +51,14 @@ def run_report(args: Args) -> int:
     with progress() as tell:
         report = run(
             args.report,
-            ReportOptions(args.group, args.topic, args.since, args.window, args.allowed),
+            ReportOptions(
+                args.group,
+                args.topic,
+                args.since,
+                args.window,
+                args.failing_percent,
+                args.failing_least,
+            ),
             endpoint=_endpoints(args),
             history=args.history or "",
             place=SparkTarget(
@@ -60,11 +67,16 @@ def run_report(args: Args) -> int:
                 args.executors,
                 args.executor_ca,
                 args.executor_user,
+                args.executor_scratch,
             ),
             skip_down=args.on_broker_down == "skip",
             patience_s=args.patience / 1_000,
             tell=tell,
         )
+    if args.save:
+        files.save(report, args.save)
+    if args.summary:
+        args.summary.write_text(json.dumps(report.summary()), encoding="utf-8")
     if args.html:
         args.html.write_text(page.to_html(report), encoding="utf-8")
     if args.csv:
@@ -140,9 +152,22 @@ _OPTIONS = (
         type=DURATION,
         default=300_000,
         metavar="5m",
-        help="Over which speeds and statuses are looked at.  [default: 5m]",
+        help="Over which speeds are looked at.  [default: 5m]",
     ),
-    option("--allowed", type=int, default=100, help="Lag of a healthy queue."),
+    option(
+        "--failing-percent",
+        type=Parsed("number", range_argument(1, 100)),
+        default=0,
+        metavar="P",
+        help="In place of the brokers' group.failing_percent.",
+    ),
+    option(
+        "--failing-least",
+        type=Parsed("number", range_argument(1, 1_000_000)),
+        default=0,
+        metavar="N",
+        help="In place of the brokers' group.failing_least.",
+    ),
     option("--history", metavar="DIR", help="Read a history instead of the brokers."),
     option(
         "--master",
@@ -158,6 +183,7 @@ _OPTIONS = (
     ),
     option("--executor-ca", default="", metavar="SECRET", help="Whose ca.crt they trust."),
     option("--executor-user", default="", metavar="SECRET", help="With access_key and secret."),
+    option("--executor-scratch", default="4Gi", metavar="SIZE", help="Of temporary files."),
     option(
         "--conf",
         type=Parsed("setting", _conf_argument),
@@ -166,6 +192,8 @@ _OPTIONS = (
         metavar="KEY=VALUE",
         help="A setting of Spark.",
     ),
+    option("--save", metavar="DIR|URL", help="Add page and JSON to a folder, s3://... too."),
+    option("--summary", type=_PATH, metavar="FILE", help="Write verdict and figures as JSON."),
     option("--html", type=_PATH, metavar="FILE", help="Write a page."),
     option("--csv", type=_PATH, metavar="DIR", help="Write a file for each table."),
     option("--parquet", type=_PATH, metavar="DIR", help="The same as Parquet."),

@@ -26,6 +26,7 @@ KUBERNETES = "k8s://"
 IMAGE = "spark.kubernetes.container.image"
 TEMPLATE = "spark.kubernetes.executor.podTemplateFile"
 INSTANCES = "spark.executor.instances"
+SCRATCH = "4Gi"
 _USER = 10001  # as in the Dockerfile
 _CA_FOLDER = "/etc/popmq-tls"
 _SECRET_REFERENCE = "spark.kubernetes.executor.secretKeyRef"
@@ -41,7 +42,11 @@ _PODS_ALONE = {
 
 
 def executor_settings(
-    given: Mapping[str, str], folder: Path, ca_secret: str, user_secret: str = ""
+    given: Mapping[str, str],
+    folder: Path,
+    ca_secret: str,
+    user_secret: str = "",
+    scratch: str = SCRATCH,
 ) -> dict[str, str]:
     """`given` goes before them, whoever gave it; a template for pods is written to `folder`.
     `user_secret` names the Secret with the user that they are at the proxies."""
@@ -53,7 +58,7 @@ def executor_settings(
     new_executor_settings = dict(_PODS_ALONE)
     if TEMPLATE not in given:
         path = folder / "executor.json"
-        path.write_text(json.dumps(pod_template(ca_secret)), encoding="utf-8")
+        path.write_text(json.dumps(pod_template(ca_secret, scratch)), encoding="utf-8")
         new_executor_settings[TEMPLATE] = str(path)
     if ca_secret:
         new_executor_settings["spark.executorEnv.POPMQ_TLS_CA"] = f"{_CA_FOLDER}/ca.crt"
@@ -66,10 +71,10 @@ def executor_settings(
     return new_executor_settings
 
 
-def pod_template(ca_secret: str = "") -> dict[str, Any]:
+def pod_template(ca_secret: str = "", scratch: str = SCRATCH) -> dict[str, Any]:
     """Pod Security `restricted` admits it; an executor has no business with the API server."""
     mounts = [{"name": "tmp", "mountPath": "/tmp"}]
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}]
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {"sizeLimit": scratch}}]
     if ca_secret:
         # Not the key, which the same Secret has.
         items = [{"key": "ca.crt", "path": "ca.crt"}]

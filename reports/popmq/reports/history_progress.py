@@ -24,6 +24,8 @@ def moment_of(tables: pb.BrokerTables) -> BrokerMoment:
         tables.wall_ms,
         tables.log_ms,
         tables.sample,
+        tables.failing_percent,
+        tables.failing_least,
     )
 
 

@@ -1,9 +1,10 @@
 """Inputs: the tables that jobs calculate from, live from brokers or out of a history."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from popmq.common.errors import Code, Refused
@@ -12,9 +13,10 @@ from popmq.reports.history_progress import HistoryProgress, moment_of
 from popmq.reports.records.endpoint import PATIENCE_S, ReportEndpoint
 from popmq.reports.records.tables import SAMPLES
 from popmq.reports.report import BrokerMoment
-from popmq.reports.source.options import pin
+from popmq.reports.source.options import pin, since_option
 
 DataFrame = Any
+EVER: Mapping[str, int] = MappingProxyType({})
 
 
 class Inputs(Protocol):
@@ -26,7 +28,10 @@ class Inputs(Protocol):
     def moments(self) -> tuple[BrokerMoment, ...]: ...
     @property
     def incomplete(self) -> str: ...
-    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame: ...
+    def table(
+        self, name: str, columns: Sequence[str] = (), since: Mapping[str, int] = EVER
+    ) -> DataFrame:
+        """`since`, by broker group: in log time, and of samples in wall time."""
 
 
 @dataclass(slots=True)
@@ -55,12 +60,15 @@ class LiveInputs:
     def source(self) -> str:
         return self.endpoint
 
-    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
+    def table(
+        self, name: str, columns: Sequence[str] = (), since: Mapping[str, int] = EVER
+    ) -> DataFrame:
         reader = self.spark.read.format("popmq").option("endpoint", self.endpoint)
         for key, value in {
             "pinned": self._pinned,
             "pushdown": "true",
             "columns": ",".join(columns),
+            "since": since_option(since),
             "patienceSeconds": str(self.patience_s),
             "failOnDataLoss": "false" if self.skip_down else "true",
         }.items():
@@ -91,15 +99,19 @@ class HistoryInputs:
     def source(self) -> str:
         return self.folder
 
-    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
-        frame = read_history(self.spark, Path(self.folder), name).where(self._until(name))
+    def table(
+        self, name: str, columns: Sequence[str] = (), since: Mapping[str, int] = EVER
+    ) -> DataFrame:
+        within = self._within(name, since)
+        frame = read_history(self.spark, Path(self.folder), name).where(within)
         return frame.select(*columns) if columns else frame
 
-    def _until(self, table: str) -> Any:
+    def _within(self, table: str, since: Mapping[str, int]) -> Any:
         """Tables are appended one by one: what only some of them have yet does not count."""
         from pyspark.sql import functions as F
 
-        until = F.lit(False)
+        within = F.lit(False)
+        time = F.col("wall_ms" if table in SAMPLES else "log_ms")
         for moment in self.moments:
             if table in SAMPLES:
                 earlier = F.col("epoch") < moment.epoch
@@ -107,8 +119,10 @@ class HistoryInputs:
                 inside = earlier | same
             else:
                 inside = F.col("position") < moment.end_position
-            until |= (F.col("broker") == moment.broker) & inside
-        return until
+            if since.get(moment.broker):
+                inside &= time >= since[moment.broker]
+            within |= (F.col("broker") == moment.broker) & inside
+        return within
 
 
 def made_now_ms() -> int:

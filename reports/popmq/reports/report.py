@@ -4,6 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from popmq.common.metric_table.verdicts import Verdict
+from popmq.common.quantities import format_duration
+
 Row = Mapping[str, Any]
 
 
@@ -27,6 +30,8 @@ class BrokerMoment:
     wall_ms: int
     log_ms: int
     sample: int = 0  # number of the newest one, in this epoch; 0: none was asked for
+    failing_percent: int = 0  # its settings of verdicts; 0: it told none
+    failing_least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,34 @@ class Report:
     @property
     def first(self) -> ReportTable:
         return self.tables[0]
+
+    def summary(self) -> dict[str, Any]:
+        """A few figures, the most urgent groups among them; none of a report without verdicts."""
+        rows = [row for row in self.first.rows if row.get("status") in Verdict.__members__]
+        if "status" not in self.first.columns:
+            return {}
+        levels = [Verdict[row["status"]] for row in rows]
+        levels += [Verdict.UNKNOWN] if self.incomplete else []
+
+        def groups(verdict: Verdict) -> int:
+            return len({row["group"] for row in rows if row["status"] == verdict.name})
+
+        summary: dict[str, Any] = {
+            "verdict": max(levels, default=Verdict.OK).name,
+            "groups": len({row["group"] for row in rows}),
+            "failing": groups(Verdict.FAILING),
+            "stopped": groups(Verdict.STOPPED),
+        }
+        if "lag" in self.first.columns:
+            summary["lag"] = sum(row["lag"] for row in rows)
+            oldest_ms = max((row["waits_ms"] or 0 for row in rows), default=0)
+            summary["oldest"] = format_duration(oldest_ms // 1_000 * 1_000)
+        names = ("group", "topic", "lag")
+        summary["worst"] = [
+            {"verdict": row["status"], **{name: row[name] for name in names if name in row}}
+            for row in rows[:3]
+        ]
+        return summary
 
     def to_json(self) -> dict[str, Any]:
         return {

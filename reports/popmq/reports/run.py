@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from popmq.reports.executors import INSTANCES
+from popmq.reports.executors import INSTANCES, SCRATCH
 from popmq.reports.history import append, compact
 from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
 from popmq.reports.records.endpoint import PATIENCE_S
@@ -32,6 +32,7 @@ class SparkTarget:
     executors: int = 0  # 0: as many as Spark's settings say
     ca_secret: str = ""
     user_secret: str = ""
+    scratch: str = SCRATCH
 
     @property
     def settings(self) -> dict[str, str]:
@@ -61,6 +62,7 @@ def run(
         conf=place.settings,
         ca_secret=place.ca_secret,
         user_secret=place.user_secret,
+        scratch=place.scratch,
     ) as spark:
         inputs: Inputs
         tell(f"asking {history or endpoint} what there is")

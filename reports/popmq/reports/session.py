@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from popmq.common.errors import Code, Refused
-from popmq.reports.executors import KUBERNETES, executor_settings
+from popmq.reports.executors import KUBERNETES, SCRATCH, executor_settings
 from popmq.reports.java import cache_folder, hash_of, java_home
 
 _JAVA_OPTIONS = (
@@ -48,11 +48,13 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     ca_secret: str = "",
     user_secret: str = "",
+    scratch: str = SCRATCH,
 ) -> Iterator[Any]:
     """Ends with the block. `settings` win over ours, those of spark-submit over `settings`, and
     `conf` over all; so does `master`, which is `local[2]` without a choice. For executors in
     pods: they trust proxies by `ca.crt` of the Secret `ca_secret`, and sign calls as the user of
-    which the Secret `user_secret` has `access_key` and `secret`."""
+    which the Secret `user_secret` has `access_key` and `secret`; `scratch` is the largest size of
+    the temporary files of each."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -71,7 +73,7 @@ def spark_session(
     with tempfile.TemporaryDirectory(prefix="popmq-report-") as folder:
         chosen = {**_SETTINGS, **(settings or {})}
         if master.startswith(KUBERNETES):
-            chosen |= executor_settings(given, Path(folder), ca_secret, user_secret)
+            chosen |= executor_settings(given, Path(folder), ca_secret, user_secret, scratch)
         elif master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.appName(name)

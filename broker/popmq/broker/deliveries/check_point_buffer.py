@@ -112,7 +112,11 @@ class CheckPointBuffer:
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
             for key, bits in unwritten.items():
-                record = EndRecord(ReviveKind.ACK, *key, bits)
+                ck = self._table.find(*key)
+                if ck is not None:
+                    record = ck.end_record(ReviveKind.ACK, bits)
+                else:  # its group or topic was deleted
+                    record = EndRecord(ReviveKind.ACK, *key, bits)
                 put_revive(self._store, self._table, record)
 
     def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
@@ -251,7 +255,7 @@ class CheckPointBuffer:
             ),
         )
         if ck.acked:
-            ended_ms = append_revive(self._store, EndRecord(ReviveKind.ACK, *ck.key, ck.acked))
+            ended_ms = append_revive(self._store, ck.end_record(ReviveKind.ACK, ck.acked))
         self._acked.pop(ck.key, None)
         self._table.mark_logged(ck, written_ms, ended_ms)
 

@@ -64,7 +64,7 @@ class ReviveKind(IntEnum):
     UNPARKED = 6
 
 
-_NOTHING = (0,) * 8  # what the record of an end does not say
+_NOTHING = (0,) * 4  # what the record of an end does not say
 
 
 class UnparkAction(IntEnum):
@@ -118,10 +118,15 @@ class EndRecord(NamedTuple):
     sequence: int
     members: int
     counted: bool = True  # returned: as an attempt; not, of LOST: a dead letter stays where it is
+    # Of the check point, for reports; 0 in records of earlier brokers.
+    topic_id: int = 0
+    group_id: int = 0
+    queue_id: int = 0
 
     def encode(self) -> bytes:
         flags = 0 if self.counted else UNCOUNTED
-        return _LAYOUT.pack(CHECK_POINT_VERSION, self.kind, flags, *self[1:4], *_NOTHING)
+        start = (CHECK_POINT_VERSION, self.kind, flags)
+        return _LAYOUT.pack(*start, *self[1:4], 0, *self[5:], *_NOTHING)
 
 
 class ChangeRecord(NamedTuple):
@@ -196,7 +201,7 @@ def decode_revive(body: bytes) -> ReviveRecord:
             return UnparkRecord._make((UnparkAction(flags), *fields[:6], fields[8]))
     except ValueError as error:
         raise BadRecord(f"a record of the revive topic: {error}") from error
-    return EndRecord._make((kind, *fields[:3], not flags & UNCOUNTED))
+    return EndRecord._make((kind, *fields[:3], not flags & UNCOUNTED, *fields[4:7]))
 
 
 class _Mark:
@@ -286,6 +291,10 @@ class PopCheckPoint:
         """Names the receive that a FIFO check point answers, as long as it has an attempt id."""
         group_id, topic_id, _ = self.place
         return (group_id, topic_id, self.client, self.attempt_id)
+
+    def end_record(self, kind: ReviveKind, members: int, *, counted: bool = True) -> EndRecord:
+        group_id, topic_id, queue_id = self.place
+        return EndRecord(kind, *self.key, members, counted, topic_id, group_id, queue_id)
 
     def offset_of(self, member: int) -> int:
         return self.start_offset + member

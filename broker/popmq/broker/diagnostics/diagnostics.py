@@ -45,7 +45,7 @@ class Diagnostics:
         )
         self.audit = Audit(store, registry, table, clock.boot_ms)
         self.sampler = Sampler(
-            store, registry, table, pops, timers, heads, stored_by_topic, settings.reports, clock
+            store, registry, table, ends, timers, heads, stored_by_topic, settings.reports, clock
         )
         self.explainer = Explainer(store, registry, deliveries, lookup, pops.filters)
 

@@ -20,13 +20,18 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.clock import Clock
 from popmq.common.disk import ColdRead
-from popmq.common.metric_table.verdicts import Facts, Verdict, VerdictRules, verdict_of
+from popmq.common.metric_table.verdicts import (
+    STANDS_MS,
+    WINDOW_MS,
+    Facts,
+    Verdict,
+    VerdictRules,
+    verdict_of,
+)
 from popmq.common.quantities import KIB
 
 APART_MS, UNASKED_MS = 5_000, 30_000
-WINDOW_MS = 60_000
-VERDICT_MS = 300_000
-STANDS_MS = 120_000  # so long an offset that does not move is a queue that stands
+ETA_MS = 60_000  # whose speed tells when the lag will be worked off
 ASKED_MS = 300_000  # after a scrape it goes on for so long
 # So a page with all of them has less than 1 MiB: pairs, and bytes of their names.
 PAIRS_LIMIT, NAME_BYTES = 500, 30 * KIB
@@ -54,28 +59,26 @@ class LagHistory:
         last = self.samples[-1]
         if not last.lag:
             return 0.0
-        first = next(sample for sample in self.samples if last.at_ms - sample.at_ms <= WINDOW_MS)
+        first = next(sample for sample in self.samples if last.at_ms - sample.at_ms <= ETA_MS)
         worked_off = first.lag - last.lag
         took_ms = last.at_ms - first.at_ms
         return last.lag * took_ms / worked_off / 1_000 if worked_off > 0 else inf
 
     def judge(self, wall_ms: int, rules: VerdictRules) -> None:
         first, last = self.samples[0], self.samples[-1]
-        age_ms: int | None = 0
-        if self.ready:
-            known = self.oldest_wall_ms and not self.unknown_ages
-            age_ms = max(0, wall_ms - self.oldest_wall_ms) if known else None
+        oldest_ms = self.oldest_wall_ms if self.ready else 0
         facts = Facts(
-            watched=last.at_ms - first.at_ms >= WINDOW_MS,
+            watched_ms=last.at_ms - first.at_ms,
             lag=last.lag,
             ready=self.ready,
-            age_ms=age_ms,
+            age_ms=max(0, wall_ms - oldest_ms) if oldest_ms else 0,
+            unknown_ages=self.unknown_ages,
             delivered=last.delivered - first.delivered,
             acked=last.acked - first.acked,
             returned=last.returned - first.returned,
             dead=last.dead - first.dead,
-            moved=last.committed != first.committed,
-            stands=any(last.at_ms - since >= STANDS_MS for _, since in self.fronts.values()),
+            moved=int(last.committed != first.committed),
+            standing=sum(last.at_ms - since >= STANDS_MS for _, since in self.fronts.values()),
         )
         self.verdict = verdict_of(facts, rules)
 
@@ -199,7 +202,7 @@ class LagMonitor:
             watched.samples.append(
                 _Moment(now_ms, lag.total, lag.committed, *self._counts.of(pair))
             )
-            while now_ms - watched.samples[0].at_ms > VERDICT_MS:
+            while now_ms - watched.samples[0].at_ms > WINDOW_MS:
                 watched.samples.popleft()
             fronts = watched.fronts
             watched.fronts = {

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.group_topic_counts import EndCounts
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.diagnostics.head_times import Head, HeadTimes
 from popmq.broker.diagnostics.lag import Lag, QueueLag, met_pairs, queue_lags
@@ -25,7 +26,6 @@ from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.meta.registry import Registry
 from popmq.broker.operations.resumable_reads import ResumableRead, read
-from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_forecast import BUCKETS_MS
 from popmq.broker.timer.timers import Timers
@@ -43,11 +43,13 @@ from popmq.common.settings.report_settings import ReportsSettings
 from popmq.common.topics import MessageType, StartAt, TopicConfig
 
 UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # nobody knows when the oldest ready message was stored
+FIRST_MS = 1_000
 COLD_READS = 64  # of one regular sample
 _READS_A_STEP = 64
 _ROWS_A_STEP = 256
 _AGE = struct.Struct(">Q")
-_AGE_AT = OFFSET_SAMPLE.size - 3 * _AGE.size  # before what was delivered and acknowledged
+_ENDS = len(EndCounts._fields)
+_AGE_AT = OFFSET_SAMPLE.size - (_ENDS + 1) * _AGE.size  # before these counts
 
 
 class _RowHead(NamedTuple):
@@ -74,7 +76,7 @@ class Sampler:
         store: MessageStore,
         registry: Registry,
         table: CheckPointTable,
-        pops: PopService,
+        ends: EndCounts,
         timers: Timers,
         head_times: HeadTimes,
         stored_by_topic: dict[str, int],
@@ -84,13 +86,14 @@ class Sampler:
         self._store = store
         self._registry = registry
         self._table = table
-        self._pops = pops
+        self._ends = ends
         self._timers = timers
         self._head_times = head_times
         self._stored_by_topic = stored_by_topic
         self._interval_ms = settings.sample_interval_ms
         self._clock = clock
-        self._next_ms = clock.boot_ms() + self._interval_ms
+        # Soon, since what comes later is compared with the first one.
+        self._next_ms = clock.boot_ms() + min(self._interval_ms, FIRST_MS)
         self._running: ResumableRead[int] | None = None
         self._cold = ColdReadRetry(store.readers)
         self.taken = 0
@@ -177,8 +180,7 @@ class Sampler:
             row = self._offset_row(sample, lag, queue)
             if first:  # what is counted for the pair stands once, so that rows can be summed
                 row[2] |= OffsetFlag.FIRST
-                row[-2] = self._pops.delivered.counts.get(pair, 0)
-                row[-1] = self._pops.acked.counts.get(pair, 0)
+                row[-_ENDS:] = self._ends.of(pair)
                 first = False
             if queue.head >= 0:
                 head = Head(queue.topic.id, queue.queue_id, queue.head)
@@ -200,7 +202,7 @@ class Sampler:
             progress.committed if progress is not None else queue.min_offset,
             *(queue.ready, queue.in_flight, queue.blocked, queue.expired),
             progress.filtered if progress is not None else 0,
-            *(0, 0, 0),
+            *(0,) * (1 + _ENDS),
         ]
 
     def _ages(self, sample: _Sample, heads: list[_RowHead], patient: bool) -> list[int]:

@@ -43,6 +43,8 @@ def _describe(broker: Broker, request: pb.DescribeRequest) -> ResumableRead[byte
         end_position=broker.store.end,
         wall_ms=broker.clock.wall_ms(),
         log_ms=broker.store.log_ms(),
+        failing_percent=broker.settings.group.failing_percent,
+        failing_least=broker.settings.group.failing_least,
     )
     if request.sample:
         broker_table.sample = yield from broker.diagnostics.sampler.take(patient=True)

@@ -12,7 +12,6 @@ from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     FIFO,
     PUSH,
-    EndRecord,
     PopCheckPoint,
     ReviveKind,
     member_bits,
@@ -152,7 +151,7 @@ class ReviveService:
     def _give_up(self, ck: PopCheckPoint, member: int) -> None:
         """The body cannot be read: say so in the log, so that the queue's offset moves on."""
         self.lost += 1
-        lost = EndRecord(ReviveKind.LOST, *ck.key, 1 << member)
+        lost = ck.end_record(ReviveKind.LOST, 1 << member)
         put_revive(self._store, self._table, lost)
 
     def _revive_one(
@@ -214,13 +213,13 @@ class ReviveService:
     def _keep(self, ck: PopCheckPoint, member: int) -> None:
         """A dead letter that fails stays where it is: letters of letters would have no end."""
         self.kept += 1
-        kept = EndRecord(ReviveKind.LOST, *ck.key, 1 << member, counted=False)
+        kept = ck.end_record(ReviveKind.LOST, 1 << member, counted=False)
         put_revive(self._store, self._table, kept)
 
     def _return(self, ck: PopCheckPoint, member: int) -> None:
         """Order is kept in place: the message waits where it is for its next attempt."""
         self.returned += 1
-        record = EndRecord(ReviveKind.RETURNED, *ck.key, 1 << member, counted=not ck.rolled_back)
+        record = ck.end_record(ReviveKind.RETURNED, 1 << member, counted=not ck.rolled_back)
         put_revive(self._store, self._table, record)
 
     def _target(self, topic: TopicConfig, group: SubscriptionGroup, *, dead: bool) -> TopicConfig:

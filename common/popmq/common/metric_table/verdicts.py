@@ -1,7 +1,8 @@
 """Verdicts: how a consumer group does in one topic, from what happened in the last five minutes.
 
 One table for all that tell it: the first row that fits is the verdict, and the rows stand in the
-order of their urgency but for OK, which is what is left.
+order of their urgency but for OK, which is what is left.  Facts and rules are numbers that are only
+added, compared and joined by & and |, so that reports give columns of Spark in their place.
 """
 
 from collections.abc import Callable
@@ -26,21 +27,27 @@ class VerdictRules:
     failing_percent: int = 20  # of the deliveries that ended
     failing_least: int = 10  # and at least so many
     old_ms: int = 60_000  # a ready message that waits longer is late
+    watched_ms: int = 60_000  # so long it takes to tell what does not happen
+
+
+# Counts are of so long, and an offset that did not move for STANDS_MS is a queue that stands.
+WINDOW_MS, STANDS_MS = 300_000, 120_000
 
 
 class Facts(NamedTuple):
     """Counts are of the last five minutes, or since the broker began to look."""
 
-    watched: bool = True  # for long enough to tell what does not happen
+    watched_ms: int = WINDOW_MS  # how long that is
     lag: int = 0  # now: ready, in flight and blocked
     ready: int = 0
-    age_ms: int | None = 0  # of the oldest ready message; None: nobody knows
+    age_ms: int = 0  # of the oldest ready message of those whose age is known
+    unknown_ages: int = 0  # queues with ready messages of which nobody knows how long they wait
     delivered: int = 0
     acked: int = 0
     returned: int = 0  # came back: not acked in time, or refused
     dead: int = 0  # became dead letters
-    moved: bool = False  # the offset of a queue
-    stands: bool = False  # a queue has messages in flight or blocked, and its offset did not move
+    moved: int = 0  # queues whose offset moved
+    standing: int = 0  # queues with messages in flight or blocked whose offset did not move
 
 
 class Row(NamedTuple):
@@ -52,11 +59,15 @@ class Row(NamedTuple):
 def _fails(facts: Facts, rules: VerdictRules) -> bool:
     bad = facts.returned + facts.dead
     ended = facts.acked + bad
-    return bad >= rules.failing_least and 100 * bad >= rules.failing_percent * ended
+    return (bad >= rules.failing_least) & (100 * bad >= rules.failing_percent * ended)
 
 
-def _is_old(facts: Facts, rules: VerdictRules) -> bool:
-    return facts.age_ms is not None and facts.age_ms > rules.old_ms
+def _is_watched(facts: Facts, rules: VerdictRules) -> bool:
+    return facts.watched_ms >= rules.watched_ms
+
+
+def _did_nothing(facts: Facts) -> bool:
+    return facts.delivered + facts.acked + facts.returned + facts.moved == 0
 
 
 TABLE = (
@@ -69,22 +80,22 @@ TABLE = (
     Row(
         Verdict.STOPPED,
         "messages are ready, none was delivered, acked or returned, and no offset moved",
-        lambda facts, _: (
-            facts.watched
-            and facts.ready > 0
-            and not (facts.delivered or facts.acked or facts.returned or facts.moved)
-        ),
+        lambda facts, rules: _is_watched(facts, rules) & (facts.ready > 0) & _did_nothing(facts),
     ),
     Row(
         Verdict.STUCK,
         "a queue has messages in flight or blocked, and its offset did not move",
-        lambda facts, _: facts.watched and facts.stands,
+        lambda facts, rules: _is_watched(facts, rules) & (facts.standing > 0),
     ),
-    Row(Verdict.BEHIND, "a ready message waits for longer than a minute", _is_old),
+    Row(
+        Verdict.BEHIND,
+        "a ready message waits for longer than a minute",
+        lambda facts, rules: facts.age_ms > rules.old_ms,
+    ),
     Row(
         Verdict.UNKNOWN,
         "the group was not watched for long enough, or nobody knows how long messages wait",
-        lambda facts, _: not facts.watched or facts.age_ms is None,
+        lambda facts, rules: (facts.watched_ms < rules.watched_ms) | (facts.unknown_ages > 0),
     ),
 )
 

@@ -104,7 +104,7 @@ class OffsetFlag(IntEnum):
     FIRST = 32  # the pair's own counters stand on this row
 
 
-OFFSET_SAMPLE = struct.Struct(">BBHIQQIIIIQQQQQQQQQQQQ")
+OFFSET_SAMPLE = struct.Struct(">BBHIQQIIIIQQQQQQQQQQQQQQ")
 TOPIC_SAMPLE = struct.Struct(">BBHIQQIIQQQQ")
 TIMER_SAMPLE = struct.Struct(">BBHIQQIIQQ")
 SAMPLE_VERSION = 1
@@ -115,10 +115,10 @@ OFFSETS = Layout(
     SAMPLE_VERSION,
     OFFSET_SAMPLE.size,
     _fields(
-        "BBHIQQIIIIQQQQQQQQQQQQ",
+        "BBHIQQIIIIQQQQQQQQQQQQQQ",
         f"{_SAMPLE} group_id topic_id read_topic_id queue_id min_offset max_offset "
         "next_offset committed_offset ready in_flight blocked expired filtered "
-        "oldest_ready_ms delivered acked",
+        "oldest_ready_ms delivered acked returned dead",
     ),
 )
 TOPICS = Layout(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from popmq.common.wire import admin_pb2 as popmq_dot_common_dot_wire_dot_admin__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epopmq/common/wire/report.proto\x12\x0fpopmq.report.v1\x1a\x1dpopmq/common/wire/admin.proto\"3\n\x05\x46ield\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\"]\n\x06Layout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\r\x12&\n\x06\x66ields\x18\x04 \x03(\x0b\x32\x16.popmq.report.v1.Field\"Y\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12\x0e\n\x06sample\x18\x03 \x01(\x08\x12\x16\n\x0eoffset_records\x18\x04 \x01(\x08\"x\n\tPartition\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08queue_id\x18\x05 \x01(\r\x12\x0b\n\x03min\x18\x06 \x01(\x03\x12\x0c\n\x04next\x18\x07 \x01(\x03\"\xce\x01\n\x0c\x42rokerTables\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x14\n\x0c\x65nd_position\x18\x03 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x04 \x01(\x03\x12\x0e\n\x06log_ms\x18\x05 \x01(\x03\x12\x0e\n\x06sample\x18\x06 \x01(\x03\x12(\n\x07layouts\x18\x07 \x03(\x0b\x32\x17.popmq.report.v1.Layout\x12.\n\npartitions\x18\x08 \x03(\x0b\x32\x1a.popmq.report.v1.Partition\"{\n\rDescribeReply\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.popmq.admin.v1.Status\x12.\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x1d.popmq.report.v1.BrokerTables\x12\x12\n\nincomplete\x18\x03 \x01(\t\"\x8e\x01\n\x0eReadRawRequest\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08queue_id\x18\x05 \x01(\r\x12\x0c\n\x04\x66rom\x18\x06 \x01(\x03\x12\x0c\n\x04next\x18\x07 \x01(\x03\x12\r\n\x05\x65poch\x18\x08 \x01(\r\"x\n\x0cReadRawReply\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.popmq.admin.v1.Status\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04\x66rom\x18\x03 \x01(\x03\x12\x0c\n\x04next\x18\x04 \x01(\x03\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x1e\n\x0cNamesRequest\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\"!\n\x05Named\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x96\x01\n\x0b\x42rokerNames\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12&\n\x06topics\x18\x02 \x03(\x0b\x32\x16.popmq.report.v1.Named\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.popmq.report.v1.Named\x12\'\n\x07\x63lients\x18\x04 \x03(\x0b\x32\x16.popmq.report.v1.Named\"w\n\nNamesReply\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.popmq.admin.v1.Status\x12-\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x1c.popmq.report.v1.BrokerNames\x12\x12\n\nincomplete\x18\x03 \x01(\t2\xe7\x01\n\x07Reports\x12L\n\x08\x44\x65scribe\x12 .popmq.report.v1.DescribeRequest\x1a\x1e.popmq.report.v1.DescribeReply\x12I\n\x07ReadRaw\x12\x1f.popmq.report.v1.ReadRawRequest\x1a\x1d.popmq.report.v1.ReadRawReply\x12\x43\n\x05Names\x12\x1d.popmq.report.v1.NamesRequest\x1a\x1b.popmq.report.v1.NamesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epopmq/common/wire/report.proto\x12\x0fpopmq.report.v1\x1a\x1dpopmq/common/wire/admin.proto\"3\n\x05\x46ield\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\"]\n\x06Layout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\r\x12&\n\x06\x66ields\x18\x04 \x03(\x0b\x32\x16.popmq.report.v1.Field\"Y\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12\x0e\n\x06sample\x18\x03 \x01(\x08\x12\x16\n\x0eoffset_records\x18\x04 \x01(\x08\"x\n\tPartition\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08queue_id\x18\x05 \x01(\r\x12\x0b\n\x03min\x18\x06 \x01(\x03\x12\x0c\n\x04next\x18\x07 \x01(\x03\"\xfe\x01\n\x0c\x42rokerTables\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x14\n\x0c\x65nd_position\x18\x03 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x04 \x01(\x03\x12\x0e\n\x06log_ms\x18\x05 \x01(\x03\x12\x0e\n\x06sample\x18\x06 \x01(\x03\x12(\n\x07layouts\x18\x07 \x03(\x0b\x32\x17.popmq.report.v1.Layout\x12.\n\npartitions\x18\x08 \x03(\x0b\x32\x1a.popmq.report.v1.Partition\x12\x17\n\x0f\x66\x61iling_percent\x18\t \x01(\r\x12\x15\n\rfailing_least\x18\n \x01(\r\"{\n\rDescribeReply\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.popmq.admin.v1.Status\x12.\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x1d.popmq.report.v1.BrokerTables\x12\x12\n\nincomplete\x18\x03 \x01(\t\"\x8e\x01\n\x0eReadRawRequest\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08queue_id\x18\x05 \x01(\r\x12\x0c\n\x04\x66rom\x18\x06 \x01(\x03\x12\x0c\n\x04next\x18\x07 \x01(\x03\x12\r\n\x05\x65poch\x18\x08 \x01(\r\"x\n\x0cReadRawReply\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.popmq.admin.v1.Status\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04\x66rom\x18\x03 \x01(\x03\x12\x0c\n\x04next\x18\x04 \x01(\x03\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x1e\n\x0cNamesRequest\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\"!\n\x05Named\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x96\x01\n\x0b\x42rokerNames\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12&\n\x06topics\x18\x02 \x03(\x0b\x32\x16.popmq.report.v1.Named\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.popmq.report.v1.Named\x12\'\n\x07\x63lients\x18\x04 \x03(\x0b\x32\x16.popmq.report.v1.Named\"w\n\nNamesReply\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.popmq.admin.v1.Status\x12-\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x1c.popmq.report.v1.BrokerNames\x12\x12\n\nincomplete\x18\x03 \x01(\t2\xe7\x01\n\x07Reports\x12L\n\x08\x44\x65scribe\x12 .popmq.report.v1.DescribeRequest\x1a\x1e.popmq.report.v1.DescribeReply\x12I\n\x07ReadRaw\x12\x1f.popmq.report.v1.ReadRawRequest\x1a\x1d.popmq.report.v1.ReadRawReply\x12\x43\n\x05Names\x12\x1d.popmq.report.v1.NamesRequest\x1a\x1b.popmq.report.v1.NamesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,21 +41,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PARTITION']._serialized_start=321
   _globals['_PARTITION']._serialized_end=441
   _globals['_BROKERTABLES']._serialized_start=444
-  _globals['_BROKERTABLES']._serialized_end=650
-  _globals['_DESCRIBEREPLY']._serialized_start=652
-  _globals['_DESCRIBEREPLY']._serialized_end=775
-  _globals['_READRAWREQUEST']._serialized_start=778
-  _globals['_READRAWREQUEST']._serialized_end=920
-  _globals['_READRAWREPLY']._serialized_start=922
-  _globals['_READRAWREPLY']._serialized_end=1042
-  _globals['_NAMESREQUEST']._serialized_start=1044
-  _globals['_NAMESREQUEST']._serialized_end=1074
-  _globals['_NAMED']._serialized_start=1076
-  _globals['_NAMED']._serialized_end=1109
-  _globals['_BROKERNAMES']._serialized_start=1112
-  _globals['_BROKERNAMES']._serialized_end=1262
-  _globals['_NAMESREPLY']._serialized_start=1264
-  _globals['_NAMESREPLY']._serialized_end=1383
-  _globals['_REPORTS']._serialized_start=1386
-  _globals['_REPORTS']._serialized_end=1617
+  _globals['_BROKERTABLES']._serialized_end=698
+  _globals['_DESCRIBEREPLY']._serialized_start=700
+  _globals['_DESCRIBEREPLY']._serialized_end=823
+  _globals['_READRAWREQUEST']._serialized_start=826
+  _globals['_READRAWREQUEST']._serialized_end=968
+  _globals['_READRAWREPLY']._serialized_start=970
+  _globals['_READRAWREPLY']._serialized_end=1090
+  _globals['_NAMESREQUEST']._serialized_start=1092
+  _globals['_NAMESREQUEST']._serialized_end=1122
+  _globals['_NAMED']._serialized_start=1124
+  _globals['_NAMED']._serialized_end=1157
+  _globals['_BROKERNAMES']._serialized_start=1160
+  _globals['_BROKERNAMES']._serialized_end=1310
+  _globals['_NAMESREPLY']._serialized_start=1312
+  _globals['_NAMESREPLY']._serialized_end=1431
+  _globals['_REPORTS']._serialized_start=1434
+  _globals['_REPORTS']._serialized_end=1665
 # @@protoc_insertion_point(module_scope)

@@ -168,6 +168,8 @@ class BrokerTables(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    FAILING_PERCENT_FIELD_NUMBER: _builtins.int
+    FAILING_LEAST_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     epoch: _builtins.int
     end_position: _builtins.int
@@ -176,6 +178,9 @@ class BrokerTables(_message.Message):
     log_ms: _builtins.int
     sample: _builtins.int
     """its number, in this epoch; 0: none was asked for"""
+    failing_percent: _builtins.int
+    """Its settings group.failing_percent and group.failing_least; 0: a broker from before them."""
+    failing_least: _builtins.int
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layout]: ...
     @_builtins.property
@@ -191,10 +196,12 @@ class BrokerTables(_message.Message):
         sample: _builtins.int = ...,
         layouts: _abc.Iterable[Global___Layout] | None = ...,
         partitions: _abc.Iterable[Global___Partition] | None = ...,
+        failing_percent: _builtins.int = ...,
+        failing_least: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "end_position", b"end_position", "epoch", b"epoch", "layouts", b"layouts", "log_ms", b"log_ms", "partitions", b"partitions", "sample", b"sample", "wall_ms", b"wall_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "end_position", b"end_position", "epoch", b"epoch", "failing_least", b"failing_least", "failing_percent", b"failing_percent", "layouts", b"layouts", "log_ms", b"log_ms", "partitions", b"partitions", "sample", b"sample", "wall_ms", b"wall_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

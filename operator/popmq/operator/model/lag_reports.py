@@ -1,9 +1,12 @@
 """LagReports: what each asks for, and what its CronJob says became of it. Pure."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from popmq.common.metric_table.verdicts import Verdict
+from popmq.common.quantities import parse_duration_ms
 from popmq.operator.model.conditions import (
     FALSE,
     TRUE,
@@ -13,10 +16,11 @@ from popmq.operator.model.conditions import (
     verdict_in,
 )
 from popmq.operator.model.manifest import Manifest, at
-from popmq.operator.model.names import REPORT_LABEL
+from popmq.operator.model.names import REPORT, REPORT_LABEL
 
 KINDS = ("lag", "revive", "delay")
-
+# Of what a run says of its report when it ends (popmq.reports.report.Report.summary).
+FIGURES = ("verdict", "groups", "failing", "stopped", "lag", "oldest", "worst")
 
 IN_CLUSTER = "k8s://https://kubernetes.default.svc"
 
@@ -28,6 +32,16 @@ class Executors:
     instances: int
     cpu: str
     memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOutput:
+    """Where a report stays when its pod is gone; "" is nowhere."""
+
+    claim: str = ""
+    url: str = ""  # of an object store
+    secret: str = ""  # whose keys are variables that the object store's client reads
+    pushgateway: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,10 @@ class LagReport:
     resources: Manifest
     manifest: Manifest
     user_secret: str = ""  # that has the user it is at the proxies
+    since: str = ""
+    deadline_s: int = 3_600
+    scratch: str = "4Gi"  # of each pod
+    output: ReportOutput = ReportOutput()
 
 
 def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
@@ -71,6 +89,20 @@ def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
         resources=spec.get("resources") or {},
         manifest=manifest,
         user_secret=str(spec.get("userSecret") or ""),
+        since=str(spec.get("since") or ""),
+        deadline_s=max(1, parse_duration_ms(str(spec.get("deadline") or "1h")) // 1_000),
+        scratch=str(spec.get("scratch") or "4Gi"),
+        output=_output(spec.get("output") or {}),
+    )
+
+
+def _output(output: Manifest) -> ReportOutput:
+    store = output.get("objectStore") or {}
+    return ReportOutput(
+        str(output.get("volumeClaim") or ""),
+        str(store.get("url") or ""),
+        str(store.get("secret") or ""),
+        str(output.get("pushgateway") or ""),
     )
 
 
@@ -86,8 +118,10 @@ def _executors(spec: Manifest) -> Executors | None:
     )
 
 
-def report_status(report: LagReport, cron_job: Manifest, now: datetime) -> Manifest:
-    """`cron_job` as the API server has it."""
+def report_status(
+    report: LagReport, cron_job: Manifest, now: datetime, pods: Iterable[Manifest] = ()
+) -> Manifest:
+    """`cron_job` and `pods` as the API server has them."""
     ready = ConditionValue(TRUE, "Scheduled", f"the CronJob is {cron_job['metadata']['name']}")
     if report.suspend:
         ready = ConditionValue(FALSE, "Suspended", "spec.suspend is true")
@@ -96,14 +130,37 @@ def report_status(report: LagReport, cron_job: Manifest, now: datetime) -> Manif
     for ours, theirs in (("lastRun", "lastScheduleTime"), ("lastSuccess", "lastSuccessfulTime")):
         if when := at(cron_job, "status", theirs):
             status[ours] = when
-    return status
+    return {**_kept(report.manifest, FIGURES), **figures_of(pods), **status}
+
+
+def figures_of(pods: Iterable[Manifest]) -> Manifest:
+    """What the last of these runs that made a report said of it; nothing if none says anything."""
+    ended = [
+        container["state"]["terminated"]
+        for pod in pods
+        for container in at(pod, "status", "containerStatuses") or ()
+        if container["name"] == REPORT and at(container, "state", "terminated")
+    ]
+    made = [end for end in ended if end.get("exitCode") == 0 and end.get("message")]
+    for end in sorted(made, key=lambda end: str(end.get("finishedAt", "")), reverse=True):
+        try:
+            figures = json.loads(end["message"])
+            if figures["verdict"] in Verdict.__members__:
+                return {name: figures[name] for name in FIGURES if name in figures}
+        except (ValueError, KeyError, TypeError):
+            continue
+    return {}
 
 
 def report_status_of(manifest: Manifest, verdict: ConditionValue, now: datetime) -> Manifest:
     """Of a report whose CronJob is not as it asks: what is known of its last run stays."""
-    before = manifest.get("status") or {}
-    kept = {key: value for key, value in before.items() if key.startswith("last")}
+    kept = _kept(manifest, ("lastRun", "lastSuccess", *FIGURES))
     return {**kept, **_status(manifest, {"Ready": verdict}, now)}
+
+
+def _kept(manifest: Manifest, names: Sequence[str]) -> Manifest:
+    before = manifest.get("status") or {}
+    return {name: before[name] for name in names if name in before}
 
 
 def is_failing(status: Manifest) -> bool:

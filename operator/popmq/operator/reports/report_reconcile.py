@@ -19,13 +19,20 @@ from popmq.operator.model.lag_reports import (
 from popmq.operator.model.manifest import (
     CRON_JOB,
     LAG_REPORT,
+    POD,
     Manifest,
     ResourceKind,
     at,
     is_owned_by,
     name_of,
 )
-from popmq.operator.model.names import CLUSTER_LABEL, MANAGED_BY, OPERATOR_NAME
+from popmq.operator.model.names import (
+    CLUSTER_LABEL,
+    MANAGED_BY,
+    OPERATOR_NAME,
+    REPORT,
+    REPORT_LABEL,
+)
 from popmq.operator.model.spec import ClusterSpec, check_image
 from popmq.operator.resources.reports import cron_job, report_access
 
@@ -65,11 +72,15 @@ class ReportReconciler:
         """With the object goes its CronJob, which it owns.  A report that is refused says so in
         its own status; an error that may pass is raised when all others have been handled.
         Returns how many fail."""
+        pods = await self._pods(spec) if reports else {}
         results: list[Manifest | ApiError] = []
         for start in range(0, len(reports), AT_ONCE):
             some = reports[start : start + AT_ONCE]
             results += await asyncio.gather(
-                *(self._isolated(spec, manifest, has_ca) for manifest in some)
+                *(
+                    self._isolated(spec, manifest, pods.get(name_of(manifest), []), has_ca)
+                    for manifest in some
+                )
             )
         for result in results:
             if isinstance(result, ApiError):
@@ -100,17 +111,27 @@ class ReportReconciler:
             and "deletionTimestamp" not in manifest["metadata"]
         ]
 
+    async def _pods(self, spec: ClusterSpec) -> dict[str, list[Manifest]]:
+        """Of runs and their executors, by the report."""
+        selector = ",".join(f"{key}={value}" for key, value in spec.names.selector(REPORT).items())
+        pods: dict[str, list[Manifest]] = {}
+        for pod in await self._api.list(POD, spec.namespace, selector):
+            pods.setdefault(str(at(pod, "metadata", "labels", REPORT_LABEL)), []).append(pod)
+        return pods
+
     async def _isolated(
-        self, spec: ClusterSpec, manifest: Manifest, has_ca: bool
+        self, spec: ClusterSpec, manifest: Manifest, pods: Sequence[Manifest], has_ca: bool
     ) -> Manifest | ApiError:
         """Its status, or the error after which it is to be tried again soon."""
         try:
-            status = await self._keep(spec, manifest, has_ca)
+            status = await self._keep(spec, manifest, pods, has_ca)
             return await self._refuse(manifest, status) if isinstance(status, str) else status
         except ApiError as error:
             return error if error.is_transient else manifest.get("status") or {}
 
-    async def _keep(self, spec: ClusterSpec, manifest: Manifest, has_ca: bool) -> Manifest | str:
+    async def _keep(
+        self, spec: ClusterSpec, manifest: Manifest, pods: Sequence[Manifest], has_ca: bool
+    ) -> Manifest | str:
         """The status that was written, or why the report is refused."""
         try:
             report = read_report(manifest, default_image=self._defaults.image)
@@ -133,7 +154,7 @@ class ReportReconciler:
             if error.is_transient:
                 raise
             return str(error.refusal(f"CronJob {name_of(job)}"))
-        return await self._write_status(manifest, report_status(report, applied, self._now()))
+        return await self._write_status(manifest, report_status(report, applied, self._now(), pods))
 
     async def _apply(self, spec: ClusterSpec, kind: ResourceKind, desired: Manifest) -> Manifest:
         self._check()

@@ -36,7 +36,9 @@ from popmq.operator.resources.pods import (
 from popmq.operator.resources.proxies import tls_secret
 
 LATE_S = 300  # a run that could not begin within this is left out
-LONGEST_S = 3600
+OUTPUT_FOLDER = "/reports"
+# What a run says of its report when it ends, which Kubernetes keeps in the pod's status.
+SUMMARY_FILE = "/run/popmq/summary.json"
 # Of an executor's memory; Python, which reads and decodes, has the rest.
 HEAP_SHARE = 0.6
 RESOURCES: Manifest = {
@@ -58,13 +60,13 @@ def cron_job(spec: ClusterSpec, report: LagReport, *, has_ca: bool = True) -> Ma
         "suspend": report.suspend,
         "concurrencyPolicy": "Forbid",
         "startingDeadlineSeconds": LATE_S,
-        "successfulJobsHistoryLimit": report.keep,
+        "successfulJobsHistoryLimit": max(1, report.keep),  # whose pod says the figures
         "failedJobsHistoryLimit": max(1, report.keep),
         "jobTemplate": {
             "metadata": {"labels": labels},
             "spec": {
                 "backoffLimit": 1,
-                "activeDeadlineSeconds": LONGEST_S,
+                "activeDeadlineSeconds": report.deadline_s,
                 "template": {"metadata": {"labels": labels}, "spec": _pod(spec, report, has_ca)},
             },
         },
@@ -112,7 +114,10 @@ def _pod(spec: ClusterSpec, report: LagReport, has_ca: bool) -> Manifest:
         "resources": report.resources or RESOURCES,
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "terminationMessagePath": SUMMARY_FILE,
     }
+    if report.output.secret:
+        container["envFrom"] = [{"secretRef": {"name": report.output.secret}}]
     if spec.pull_policy:
         container["imagePullPolicy"] = spec.pull_policy
     alone = report.executors is None
@@ -123,8 +128,12 @@ def _pod(spec: ClusterSpec, report: LagReport, has_ca: bool) -> Manifest:
         "restartPolicy": "Never",
         "securityContext": pod_security(),
         "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": report.scratch}}],
     }
+    if report.output.claim:
+        claim = {"claimName": report.output.claim}
+        pod["volumes"].append({"name": "output", "persistentVolumeClaim": claim})
+        container["volumeMounts"].append({"name": "output", "mountPath": OUTPUT_FOLDER})
     if mounts_ca:
         trusted = {"secretName": tls_secret(spec), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
         pod["volumes"].append({"name": "tls", "secret": trusted})
@@ -141,17 +150,26 @@ def _arguments(spec: ClusterSpec, report: LagReport, mounts_ca: bool) -> list[st
         arguments += ["--group", report.group]
     if report.topic:
         arguments += ["--topic", report.topic]
+    if report.since:
+        arguments += ["--since", report.since]
+    if report.output.claim or report.output.url:
+        base = OUTPUT_FOLDER if report.output.claim else report.output.url
+        folder, question, options = base.partition("?")
+        arguments += ["--save", f"{folder.rstrip('/')}/{report.name}{question}{options}"]
+    if report.output.pushgateway:
+        arguments += ["--prometheus", report.output.pushgateway]
     if report.master:
         arguments += ["--master", report.master]
     if report.executors is not None:
         arguments += ["--executors", str(report.executors.instances)]
+        arguments += ["--executor-scratch", report.scratch]
         if mounts_ca:
             arguments += ["--executor-ca", tls_secret(spec)]
         if report.user_secret:
             arguments += ["--executor-user", report.user_secret]
         for key, value in _settings(spec, report, report.executors).items():
             arguments += ["--conf", f"{key}={value}"]
-    return [*arguments, *report.arguments]
+    return [*arguments, "--summary", SUMMARY_FILE, *report.arguments]
 
 
 def _settings(spec: ClusterSpec, report: LagReport, executors: Executors) -> dict[str, str]:

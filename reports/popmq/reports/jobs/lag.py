@@ -1,49 +1,46 @@
 """Lag: what each group has still to do, how fast it does it, and whether that is healthy.
 
-Counts are of the newest sample of each broker group; speeds and statuses are of the samples
-before it.  Statuses follow Burrow's idea, on samples that come by the clock instead of on commits.
+Counts are of the newest sample of each broker group, speeds are of the samples before it.  A status
+is a verdict of the table that brokers judge by (`common/metric_table/verdicts.py`), on the samples
+of its five minutes; of several broker groups the most urgent one counts.
 
 A sample may lack the age of a queue's oldest ready message, its head.  The time at which a message
 was stored does not change, so any sample in which the same head has a time fills that gap.  An age
-that no sample has is unknown: it is never 0, and a queue that it could make worse is not OK.
+that no sample has is unknown: it is never 0, and a group that it could make worse is not OK.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from pyspark.sql import functions as F
 
-from popmq.common.metric_table.verdicts import VerdictRules
+from popmq.common.metric_table import verdicts
+from popmq.common.metric_table.verdicts import Facts, Verdict, VerdictRules
 from popmq.common.topics import DLQ_PREFIX, INTERNAL_PREFIXES
 
 DataFrame = Any
 Column = Any
 
-# Worst last.
-STATUSES = ("OK", "UNKNOWN", "REWIND", "WARN", "STALLED", "STOPPED", "FAILING")
 PAIR = ("group", "topic")
 QUEUE = ("broker", "group", "topic", "read_topic", "queue")
 SAMPLE = ("broker", "epoch", "sample")
-_UNKNOWN = STATUSES.index("UNKNOWN")
+_ENDS = ("delivered", "acked", "returned", "dead")
 _GROWING = 1.01  # a group that acks only this much faster than messages come never gets there
 
 
 @dataclass(frozen=True, slots=True)
 class LagRules:
-    window_ms: int = 300_000
-    samples: int = 10  # that a status looks at, the newest
-    least: int = 5  # with fewer it is UNKNOWN
-    allowed: int = 100  # messages of lag in a queue that are well
-    allowed_ms: int = 60_000  # age of its oldest ready message that is well
-    verdict: VerdictRules = field(default_factory=VerdictRules)  # FAILING, as brokers judge it
+    window_ms: int = 300_000  # of speeds
+    of_brokers: Mapping[str, VerdictRules] = field(default_factory=dict)  # of verdicts
 
 
 def plan_groups(
     queues: DataFrame, offsets: DataFrame, topics: DataFrame, timers: DataFrame, rules: LagRules
 ) -> DataFrame:
-    """One row for each group in each topic, over all broker groups; the worst first.
+    """One row for each group in each topic, over all broker groups; the most urgent first.
 
     `queues` is what `plan_queues` made of the same tables.
     """
@@ -55,9 +52,8 @@ def plan_groups(
         F.sum("expired").alias("expired"),
         F.min("oldest_ready_ms").alias("oldest_ready_ms"),
         F.max("waits_ms").alias("waits_ms"),
-        F.sum(F.when(_age_unknown(), 1).otherwise(0)).cast("bigint").alias("unknown_ages"),
-        F.max("level").alias("level"),
-        F.sum(F.when(F.col("level") > 0, 1).otherwise(0)).cast("bigint").alias("queues_not_ok"),
+        _count(_age_unknown()).alias("unknown_ages"),
+        _count(F.col("stands")).alias("standing"),
         F.try_divide(F.max(own), F.avg(own)).alias("skew"),
     )
     gain = F.col("ack_rate") - F.col("in_rate")
@@ -65,9 +61,8 @@ def plan_groups(
     return (
         totals.join(rates, list(PAIR), "left")
         .join(pending, "topic", "left")
-        .withColumn("level", _with_failures(rules.verdict))
+        .join(plan_verdicts(queues, offsets, timers, rules), list(PAIR))
         .withColumn("eta_s", F.when(F.col("acked") > 0, _eta(gain)))
-        .withColumn("status", _word(F.col("level")))
         .select(
             *PAIR,
             "status",
@@ -81,43 +76,68 @@ def plan_groups(
             "waits_ms",
             "oldest_ready_ms",
             "unknown_ages",
+            "standing",
             "in_rate",
             "pop_rate",
             "ack_rate",
             "eta_s",
             "skew",
-            "queues_not_ok",
             "level",
         )
         .orderBy(F.desc("level"), F.desc("lag"), *PAIR)
     )
 
 
+def plan_verdicts(
+    queues: DataFrame, offsets: DataFrame, timers: DataFrame, rules: LagRules
+) -> DataFrame:
+    """`status` of each group in each topic, and `level`: the larger, the more urgent."""
+    now = queues.groupBy("broker", *PAIR).agg(
+        *(F.sum(name).alias(name) for name in ("lag", "ready")),
+        F.max("waits_ms").alias("age_ms"),
+        _count(_age_unknown()).alias("unknown_ages"),
+        _count(F.col("moved")).alias("moved"),
+        _count(F.col("stands")).alias("standing"),
+    )
+    pairs = (
+        now.join(_ended(offsets, timers), ["broker", *PAIR], "left")
+        .fillna(0, list(Facts._fields))
+        .withColumn("level", verdict_of(own_rules(rules)))
+    )
+    worst = pairs.groupBy(*PAIR).agg(F.max("level").alias("level"))
+    words = F.array(*(F.lit(verdict.name) for verdict in Verdict))
+    return worst.withColumn("status", F.element_at(words, F.col("level") + 1))
+
+
+def verdict_of(rules: VerdictRules) -> Column:
+    """The number of the verdict of a row that has a column for each of the facts."""
+    facts = Facts(**{name: F.col(name) for name in Facts._fields})
+    rows = (F.when(row.fits(facts, rules), F.lit(int(row.verdict))) for row in verdicts.TABLE)
+    return F.coalesce(*rows, F.lit(int(Verdict.OK)))
+
+
 def plan_queues(
     offsets: DataFrame, topics: DataFrame, timers: DataFrame, rules: LagRules
 ) -> DataFrame:
-    """One row for each queue that a group reads, as it is in the newest sample."""
+    """One row for each queue that a group reads, as it is in the newest sample; worst first."""
     lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
     offsets = _with_known_ages(offsets)
     queues = newest(offsets, timers).withColumn("lag", lag)
     queues = queues.unionByName(_never_met(queues, newest(topics, timers)), True)
-    statuses = _statuses(offsets, timers, rules)
     waits = F.when(
         F.col("oldest_ready_ms").isNotNull(),
         F.greatest(F.lit(0), F.col("wall_ms") - F.col("oldest_ready_ms")),
     )
     return (
-        queues.join(statuses, list(QUEUE), "left")
+        queues.join(_fronts(offsets, timers), list(QUEUE), "left")
+        .fillna(False, ["moved", "stands"])
         .withColumn("waits_ms", waits)
-        .withColumn("level", F.coalesce(F.col("level"), F.lit(_UNKNOWN)))
-        .withColumn("level", _now(rules))
-        .withColumn("status", _word(F.col("level")))
         .select(
             *QUEUE,
             "retry",
             "parked",
             "fifo",
-            "status",
+            "stands",
             "lag",
             "ready",
             "in_flight",
@@ -129,8 +149,9 @@ def plan_queues(
             "committed_offset",
             "oldest_ready_ms",
             "waits_ms",
-            "level",
+            "moved",
         )
+        .orderBy(F.desc("stands"), F.desc_nulls_last("waits_ms"), F.desc("lag"), *QUEUE)
     )
 
 
@@ -163,12 +184,12 @@ def plan_topics(topics: DataFrame, timers: DataFrame) -> DataFrame:
 
 
 def plan_history(offsets: DataFrame, rules: LagRules) -> DataFrame:
-    """The lag of each pair over time, for charts: one row a sample, broker groups apart."""
+    """The lag of each pair over time, for charts: one row for each sample of a broker group."""
     lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
     return (
         offsets.groupBy(*SAMPLE, *PAIR)
         .agg(F.max("wall_ms").alias("wall_ms"), F.sum(lag).alias("lag"))
-        .orderBy(*PAIR, "broker", "wall_ms")
+        .orderBy("wall_ms", "broker", *PAIR)
     )
 
 
@@ -212,6 +233,99 @@ def _never_met(queues: DataFrame, topics: DataFrame) -> DataFrame:
     )
 
 
+def _judged(offsets: DataFrame, timers: DataFrame) -> DataFrame:
+    """The samples that verdicts look at: of the newest start of each broker group, back to `from`.
+
+    That is the oldest one of the last five minutes; where samples are so rare that it tells
+    nothing, the newest one before them.
+    """
+    now = _moments(timers).select("broker", "epoch", F.col("wall_ms").alias("now_ms"))
+    ago = F.col("now_ms") - F.col("wall_ms")
+    watched_ms = VerdictRules().watched_ms
+    recent = F.when(ago.between(watched_ms, verdicts.WINDOW_MS), F.col("wall_ms"))
+    before = F.when(ago > verdicts.WINDOW_MS, F.col("wall_ms"))
+    begin = F.coalesce(F.min(recent), F.max(before), F.min("wall_ms"))
+    spans = (
+        timers.join(F.broadcast(now), ["broker", "epoch"])
+        .groupBy("broker", "epoch", "now_ms")
+        .agg(begin.alias("from_ms"))
+    )
+    return offsets.join(F.broadcast(spans), ["broker", "epoch"]).where(
+        F.col("wall_ms") >= F.col("from_ms")
+    )
+
+
+def _ended(offsets: DataFrame, timers: DataFrame) -> DataFrame:
+    """Of each pair at each broker group: for how long it was watched, and what ended meanwhile."""
+    samples = (
+        _judged(offsets, timers)
+        .groupBy("broker", *PAIR, "sample", "wall_ms", "now_ms", "from_ms")
+        .agg(*(F.sum(F.coalesce(name, F.lit(0))).alias(name) for name in _ENDS))
+    )
+    # A pair that an earlier sample does not have did nothing before that.
+    known = F.min("wall_ms") == F.first("from_ms")
+    return samples.groupBy("broker", *PAIR).agg(
+        (F.first("now_ms") - F.min("wall_ms")).alias("watched_ms"),
+        *(
+            (F.max_by(name, "sample") - F.when(known, F.min_by(name, "sample")).otherwise(0)).alias(
+                name
+            )
+            for name in _ENDS
+        ),
+    )
+
+
+def _fronts(offsets: DataFrame, timers: DataFrame) -> DataFrame:
+    """Of each queue, whether its offset `moved`, and whether it `stands`."""
+    state = F.struct(
+        "sample",
+        "wall_ms",
+        F.col("committed_offset").alias("front"),
+        (F.col("in_flight") + F.col("blocked") > 0).alias("busy"),
+    )
+    states = (
+        _judged(offsets, timers)
+        .groupBy(*QUEUE)
+        .agg(F.sort_array(F.collect_list(state)).alias("s"), F.first("now_ms").alias("now_ms"))
+    )
+    first, last = F.col("s")[0], F.element_at("s", -1)
+    other = F.filter("s", lambda each: (each["front"] != last["front"]) | ~each["busy"])
+    since = F.filter(
+        "s",
+        lambda each: (
+            each["sample"] > F.coalesce(F.try_element_at("other", F.lit(-1))["sample"], F.lit(-1))
+        ),
+    )
+    return (
+        states.withColumn("other", other)
+        .withColumn("since_ms", F.try_element_at(since, F.lit(1))["wall_ms"])
+        .withColumn("moved", last["front"] != first["front"])
+        .withColumn("stands", F.col("now_ms") - F.col("since_ms") >= verdicts.STANDS_MS)
+        .select(*QUEUE, "moved", "stands")
+    )
+
+
+def own_rules(rules: LagRules) -> VerdictRules:
+    """Columns in place of numbers: the settings of each row's broker group."""
+
+    def of(name: str) -> Column:
+        default = F.lit(getattr(VerdictRules(), name))
+        if not rules.of_brokers:
+            return default
+        pairs = [
+            F.lit(part)
+            for broker, own in sorted(rules.of_brokers.items())
+            for part in (broker, getattr(own, name))
+        ]
+        return F.coalesce(F.try_element_at(F.create_map(*pairs), F.col("broker")), default)
+
+    return VerdictRules(**{each.name: of(each.name) for each in fields(VerdictRules)})
+
+
+def _count(holds: Column) -> Column:
+    return F.sum(F.when(holds, 1).otherwise(0)).cast("bigint")
+
+
 def _in_window(table: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
     moments = _moments(timers).select("broker", F.col("wall_ms").alias("now_ms"))
     return table.join(F.broadcast(moments), "broker").where(
@@ -230,13 +344,12 @@ def _rates(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
         F.sum(came).alias("came"),
         F.sum("delivered").alias("delivered"),
         F.sum("acked").alias("acked"),
-        F.sum("in_flight").alias("held"),
         F.max("wall_ms").alias("wall_ms"),
     )
     spans = sums.groupBy("broker", "epoch", *PAIR).agg(
         *(
             (F.max_by(name, "sample") - F.min_by(name, "sample")).alias(name)
-            for name in ("came", "delivered", "acked", "held")
+            for name in ("came", "delivered", "acked")
         ),
         ((F.max("wall_ms") - F.min("wall_ms")) / 1_000).alias("seconds"),
     )
@@ -244,87 +357,16 @@ def _rates(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
     by_broker = spans.groupBy("broker", *PAIR).agg(
         *(F.try_divide(F.sum(name), F.sum("seconds")).alias(rate) for name, rate in names.items()),
         F.sum("acked").alias("acked"),
-        # A delivery that is not in flight any more was acked, came back or became a dead letter.
-        F.sum(F.col("delivered") - F.col("held")).alias("ended"),
     )
     return by_broker.groupBy(*PAIR).agg(
-        *(F.sum(name).alias(name) for name in (*names.values(), "acked", "ended"))
+        *(F.sum(name).alias(name) for name in (*names.values(), "acked"))
     )
-
-
-def fails(acked: Column, ended: Column, rules: VerdictRules) -> Column:
-    """Whether a group is FAILING, as `verdict_of` says it; of unknown counts it is not."""
-    bad = ended - acked
-    too_many = (bad >= rules.failing_least) & (100 * bad >= rules.failing_percent * ended)
-    return F.coalesce(too_many, F.lit(False))
-
-
-def _with_failures(rules: VerdictRules) -> Column:
-    """FAILING before all others."""
-    failing = F.when(fails(F.col("acked"), F.col("ended"), rules), STATUSES.index("FAILING"))
-    return F.coalesce(failing, F.col("level"))
 
 
 def _eta(gain: Column) -> Column:
     """Seconds until the lag is nothing, of a group that acks; NULL: it does not shrink."""
     shrinks = F.col("ack_rate") > _GROWING * F.col("in_rate")
     return F.when(F.col("lag") <= 0, F.lit(0.0)).when(shrinks, F.try_divide("lag", gain))
-
-
-def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
-    """A level for each queue: the number of its status."""
-    lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
-    age = F.col("wall_ms") - F.col("oldest_ready_ms")
-    state = F.struct(
-        "epoch",
-        "sample",
-        "wall_ms",
-        lag.alias("lag"),
-        F.col("in_flight"),
-        F.col("next_offset").alias("popped"),
-        F.col("committed_offset").alias("committed"),
-        F.when(F.col("ready") > 0, age).otherwise(F.lit(0)).alias("waits"),  # NULL: unknown
-    )
-    rows = (
-        _in_window(offsets, timers, rules)
-        .groupBy(*QUEUE)
-        .agg(F.sort_array(F.collect_list(state)).alias("s"))
-        .withColumn("s", F.slice("s", F.greatest(F.lit(1), F.size("s") - rules.samples + 1), 1_000))
-        .withColumn("n", F.size("s"))
-    )
-    first, last = F.col("s")[0], F.element_at("s", -1)
-    # NULL when unknown ages decide it: no sample is well, and of some it is not known.
-    busy = F.forall(
-        "s",
-        lambda sample: (sample["lag"] > rules.allowed) | (sample["waits"] > rules.allowed_ms),
-    )
-    unpopped = last["popped"] == first["popped"]
-    idle = F.forall("s", lambda sample: sample["in_flight"] == 0)
-    stuck = last["committed"] == first["committed"]
-    back = last["committed"] < F.array_max(F.transform("s", lambda sample: sample["committed"]))
-    grows = F.aggregate(
-        F.zip_with(F.col("s.lag"), F.expr("slice(s.lag, 2, 1000)"), lambda a, b: b >= a),
-        F.lit(True),
-        lambda all_, holds: all_ & F.coalesce(holds, F.lit(True)),
-    )
-    suspect = (unpopped & idle) | stuck | grows | (_slope() > 0)
-    level = (
-        F.when(F.col("n") < rules.least, _UNKNOWN)
-        .when(busy & unpopped & idle, STATUSES.index("STOPPED"))
-        .when(busy & stuck, STATUSES.index("STALLED"))
-        .when(back, STATUSES.index("REWIND"))
-        .when(busy & (grows | (_slope() > 0)), STATUSES.index("WARN"))
-        .when(busy.isNull() & suspect, _UNKNOWN)
-        .otherwise(0)
-    )
-    return rows.withColumn("level", level).select(*QUEUE, "level")
-
-
-def _slope() -> Column:
-    """Sign of the least squares line through lag by sample."""
-    middle = (F.col("n") - 1) / 2
-    terms = F.transform("s", lambda sample, at: (at - middle) * sample["lag"])
-    return F.aggregate(terms, F.lit(0.0), lambda total, term: total + term)
 
 
 def _with_known_ages(offsets: DataFrame) -> DataFrame:
@@ -347,19 +389,3 @@ def _with_known_ages(offsets: DataFrame) -> DataFrame:
 
 def _age_unknown() -> Column:
     return (F.col("ready") > 0) & F.col("oldest_ready_ms").isNull()
-
-
-def _now(rules: LagRules) -> Column:
-    """The level, when the newest sample has its say: OK if it is well, not OK if nobody knows."""
-    few = F.col("lag") <= rules.allowed
-    fresh = F.coalesce(F.col("waits_ms"), F.lit(0)) <= rules.allowed_ms
-    level = F.col("level")
-    return (
-        F.when(few & _age_unknown(), F.greatest(level, F.lit(_UNKNOWN)))
-        .when(few & fresh, F.lit(0))
-        .otherwise(level)
-    )
-
-
-def _word(level: Column) -> Column:
-    return F.element_at(F.array(*map(F.lit, STATUSES)), level + 1)

@@ -9,13 +9,13 @@ later reset of the group's offset.  Deliveries of a topic or to a group that is 
 record.  They count for nothing: the newest sample says which topics groups read (`plan_places`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import functions as F
 
-from popmq.common.metric_table.verdicts import VerdictRules
-from popmq.reports.jobs.lag import fails, newest
+from popmq.common.metric_table.verdicts import Verdict
+from popmq.reports.jobs.lag import newest
 
 DataFrame = Any
 Column = Any
@@ -25,7 +25,7 @@ DELIVERY = ("broker", "epoch", "sequence")
 _PLACE = ("group_id", "topic_id", "queue")
 _HOPS = 3  # of pointers to pointers: changes of up to 8 in a row lead to their delivery
 _END = ("kind", "messages", "log_ms", "attempt", "reason", "queue", "start_offset")
-_ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "UNDONE")
+_ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "KEPT", "UNDONE")
 COUNTS = {end: end.lower() for end in _ENDS} | {
     "ACK": "acked",
     "RETRY": "retried",
@@ -40,7 +40,6 @@ class ReviveRules:
 
     now_log_ms: dict[str, int]
     since_log_ms: dict[str, int]
-    verdict: VerdictRules = field(default_factory=VerdictRules)
     silent_ms: int = 60_000  # a consumer that holds messages and acked none for longer is stuck
 
 
@@ -152,9 +151,16 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
 
 
 def plan_groups(
-    revive: DataFrame, deliveries: DataFrame, places: DataFrame, rules: ReviveRules
+    revive: DataFrame,
+    deliveries: DataFrame,
+    places: DataFrame,
+    verdicts: DataFrame,
+    rules: ReviveRules,
 ) -> DataFrame:
-    """One row for each group in each topic, most retried first."""
+    """One row for each group in each topic, the most urgent first.
+
+    `verdicts` is what `lag.plan_verdicts` made of the same samples.
+    """
     alive = deliveries.where(F.col("alive"))
     counted = _since(alive, rules)
     delivered = (
@@ -190,12 +196,14 @@ def plan_groups(
         .join(resets, list(PAIR), "full")
         .join(changes, list(PAIR), "left")
         .join(in_flight, list(PAIR), "left")
+        .join(verdicts, list(PAIR), "left")
         .crossJoin(F.broadcast(seconds))
         .fillna(0, ["delivered", "changed", "reset", "in_flight", *COUNTS.values()])
         .withColumn("delivered", F.col("delivered") - F.col("undone"))
         .withColumn("retry_rate", F.try_divide("retried", "seconds"))
         .withColumn("retry_ratio", F.try_divide("retried", "delivered"))
-        .withColumn("status", _status(rules))
+        .fillna(Verdict.UNKNOWN.name, ["status"])
+        .fillna(int(Verdict.UNKNOWN), ["level"])
         .select(
             *PAIR,
             "status",
@@ -210,16 +218,10 @@ def plan_groups(
             "ack_max_ms",
             *_apart("revive_late_ms"),
             "revive_late_max_ms",
+            "level",
         )
-        .orderBy(F.col("status") == "OK", F.desc("retried"), F.desc("dead_lettered"), *PAIR)
+        .orderBy(F.desc("level"), F.desc("retried"), F.desc("dead_lettered"), *PAIR)
     )
-
-
-def _status(rules: ReviveRules) -> Column:
-    """FAILING or OK, of all that the report counts: what came back is retried or returned."""
-    ended = F.col("acked") + F.col("retried") + F.col("returned") + F.col("dead_lettered")
-    failing = fails(F.col("acked"), ended, rules.verdict)
-    return F.when(failing, F.lit("FAILING")).otherwise(F.lit("OK"))
 
 
 def plan_attempts(revive: DataFrame, rules: ReviveRules) -> DataFrame:
@@ -261,12 +263,13 @@ def plan_consumers(
 ) -> DataFrame:
     """What each client got and did; first those that hold messages for long and ack none."""
     now = _by_broker(rules.now_log_ms)
+    recent = F.col("log_ms") >= _by_broker(rules.since_log_ms)
     popped = F.col("kind") == "CHECK_POINT"
     held = (
         deliveries.where(F.col("alive"))
         .groupBy("broker", "group", "client")
         .agg(
-            F.sum(F.when(popped, F.col("messages")).otherwise(0)).alias("delivered"),
+            F.sum(F.when(popped & recent, F.col("messages")).otherwise(0)).alias("delivered"),
             F.max(F.when(popped, F.col("log_ms"))).alias("last_pop"),
             F.sum("open").alias("in_flight"),
             F.min(F.when(F.col("open") > 0, F.col("popped_ms"))).alias("held_since"),
@@ -277,10 +280,12 @@ def plan_consumers(
         .where(F.col("client").isNotNull())
         .groupBy("broker", "group", "client")
         .agg(
-            F.sum(F.when(F.col("kind") == "UNDONE", F.col("messages")).otherwise(0)).alias(
-                "undone"
+            *(
+                F.sum(
+                    F.when((F.col("kind") == kind) & recent, F.col("messages")).otherwise(0)
+                ).alias(name)
+                for kind, name in (("UNDONE", "undone"), ("ACK", "acked"))
             ),
-            F.sum(F.when(F.col("kind") == "ACK", F.col("messages")).otherwise(0)).alias("acked"),
             F.max(F.when(F.col("kind") == "ACK", F.col("log_ms"))).alias("last_ack"),
         )
     )

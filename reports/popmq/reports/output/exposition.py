@@ -35,7 +35,16 @@ _GAUGES: dict[tuple[str, str], dict[str, tuple[str, int]]] = {
         **{
             name: (f"{name}_messages", 1)
             for name in (
-                *("delivered", "acked", "retried", "dead_lettered", "returned", "lost", "reset"),
+                *(
+                    "delivered",
+                    "acked",
+                    "retried",
+                    "dead_lettered",
+                    "returned",
+                    "lost",
+                    "kept",
+                    "reset",
+                ),
             )
         },
         "ack_p99_ms": ("ack_p99_seconds", 1_000),

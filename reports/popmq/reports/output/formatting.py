@@ -8,8 +8,7 @@ NONE = "-"
 UNKNOWN = "unknown"
 # Status words go with a symbol, so that colour is never all that tells.
 SYMBOLS = {
-    **{"OK": "✓", "WARN": "▲", "STALLED": "✖", "STOPPED": "■", "FAILING": "✖", "REWIND": "↶"},
-    "UNKNOWN": "?",
+    **{"OK": "✓", "BEHIND": "▲", "STUCK": "◆", "STOPPED": "■", "FAILING": "✖", "UNKNOWN": "?"},
 }
 _HEADS = {
     "in_rate": "in /s",

@@ -3,13 +3,18 @@
 Every colour is legible on light and on dark; text takes the page's own colour.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 
-from popmq.reports.output.formatting import span
-
-WIDTH, HEIGHT = 820, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 250, 12, 24
+WIDTH, HEIGHT = 1_100, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 250, 12, 28
+_TICKS = 7  # at most so many times on an axis
+# Seconds between them.
+_APART_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200),
+    *(86_400, 172_800, 604_800, 1_209_600, 2_592_000),
+)
 _NAME = 40  # characters that fit beside a line's end
 COLOURS = (
     *("#3b82c4", "#d9822b", "#2f9e6e", "#c0508a"),
@@ -31,8 +36,11 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], unit: str = "") -> 
         x = _LEFT + wide * ((at - first) / (last - first) if last > first else 1)
         return x, _TOP + high * (1 - value / top)
 
-    parts = [_axis(top, unit, wide), _text(_LEFT, HEIGHT - 6, f"{span(last - first)} ago")]
-    parts.append(_text(_LEFT + wide, HEIGHT - 6, "now", "end"))
+    parts = [_axis(top, unit, wide)]
+    for at, text in times(first, last):
+        x, bottom = place(at, 0)
+        parts.append(_line(x, x, _TOP, bottom + 4))
+        parts.append(_text(x, HEIGHT - 8, text, "middle"))
     taken: list[float] = []
     for number, (name, values) in enumerate(series.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -43,6 +51,18 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], unit: str = "") -> 
         y = _free(y, taken)
         parts.append(_text(x + 8, y + 4, _short(name), colour=colour))
     return _svg(parts, "lag over time")
+
+
+def times(first: int, last: int) -> Iterator[tuple[int, str]]:
+    """Round times between two, in milliseconds, with what is written below them."""
+    apart_s = next((s for s in _APART_S if (last - first) / 1_000 / s < _TICKS), _APART_S[-1])
+    days = last - first > 86_400_000
+    form = "%m-%d" if apart_s >= 86_400 else "%m-%d %H:%M" if days else "%H:%M"
+    form += ":%S" if apart_s < 60 else ""
+    at = -(-first // (apart_s * 1_000)) * apart_s * 1_000
+    while at <= last:
+        yield at, datetime.fromtimestamp(at / 1_000, UTC).strftime(form)
+        at += apart_s * 1_000
 
 
 def bars(values: Mapping[str, float], what: str) -> str:
@@ -64,27 +84,19 @@ def bars(values: Mapping[str, float], what: str) -> str:
     return _svg(parts, what)
 
 
-def spark(values: Sequence[float], colour: str = COLOURS[0]) -> str:
-    """A small line for a table's cell."""
-    if len(values) < 2:
-        return ""
-    top = max(max(values), 1.0)
-    step = 80 / (len(values) - 1)
-    path = " ".join(f"{n * step:.1f},{18 - 16 * value / top:.1f}" for n, value in enumerate(values))
-    return (
-        '<svg width="80" height="20" viewBox="0 0 80 20" aria-hidden="true">'
-        f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{path}"/></svg>'
-    )
-
-
 def _axis(top: float, unit: str, wide: float) -> str:
     high = HEIGHT - _TOP - _BOTTOM
     parts = []
     for part in (0, 0.5, 1):
         y = _TOP + high * (1 - part)
-        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + wide}" y1="{y}" y2="{y}" stroke="{_GRID}"/>')
+        parts.append(_line(_LEFT, _LEFT + wide, y, y))
         parts.append(_text(_LEFT - 6, y + 4, f"{_round(top * part)}{unit}", "end"))
     return "".join(parts)
+
+
+def _line(x1: float, x2: float, y1: float, y2: float) -> str:
+    where = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
+    return f'<line {where} stroke="{_GRID}"/>'
 
 
 def _round(value: float) -> str:

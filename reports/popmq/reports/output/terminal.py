@@ -9,14 +9,14 @@ from rich.table import Table
 from popmq.reports.output.formatting import cell_of, head, moment
 from popmq.reports.report import Report, ReportTable, Row
 
-_STYLES = {"OK": "green", "WARN": "yellow", "UNKNOWN": "dim", "REWIND": "magenta"}
+_STYLES = {"OK": "green", "BEHIND": "yellow", "UNKNOWN": "dim"}
 ROWS_SHOWN = 40
 LEAST_WIDTH = 132  # a narrower terminal folds lines, which is better than columns of one letter
 # Of wide tables, what fits; everything is in the page, in JSON and in the files.
 _LEFT_OUT = {
     "groups": {
-        *("oldest_ready_ms", "blocked", "expired", "pop_rate", "queues_not_ok", "changed"),
-        *("retry_ratio", "returned", "lost", "ack_p95_ms", "revive_late_p50_ms"),
+        *("oldest_ready_ms", "blocked", "expired", "pop_rate", "changed", "standing"),
+        *("retry_ratio", "returned", "lost", "kept", "ack_p95_ms", "revive_late_p50_ms"),
         *("revive_late_p95_ms", "ack_max_ms", "unknown_ages", "reset"),
     },
     "queues": {

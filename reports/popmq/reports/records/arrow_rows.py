@@ -36,7 +36,7 @@ ARROW_TYPES = {
     "binary": pa.binary(),
 }
 UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF
-_KINDS = ("", "CHECK_POINT", "ACK", "CHANGE", "LOST", "RETURNED", "UNPARKED", "UNDONE")
+_KINDS = ("", "CHECK_POINT", "ACK", "CHANGE", "LOST", "RETURNED", "UNPARKED", "UNDONE", "KEPT")
 _ENDS = ("RETRY", "DEAD", "PARKED", "REDRIVEN", "UNDONE")
 _REASONS = tuple(reason.name for reason in DeadReason)
 _TIMER_ROWS = {int(row): row.name for row in TimerRow}
@@ -94,6 +94,15 @@ def _field(name: str) -> Maker:
     return lambda rows, source: rows[name]
 
 
+def _newer_field(name: str) -> Maker:
+    """NULL in records of brokers from before there was this field."""
+
+    def make(rows: Array, source: Source) -> Array:
+        return rows[name] if name in rows.dtype.names else pa.nulls(len(rows), pa.int64())
+
+    return make
+
+
 def _only(maker: Maker, *kinds: int) -> Maker:
     """NULL for records of another kind."""
     return lambda rows, source: np.ma.array(maker(rows, source), mask=~np.isin(rows["kind"], kinds))
@@ -116,11 +125,24 @@ def _nothing(kind: str) -> Maker:
     return lambda rows, source: pa.nulls(len(rows), ARROW_TYPES[kind])
 
 
-def _named(field: str, name: Callable[[IdNames, int], str | None], *kinds: int) -> Maker:
+def _placed(field: str) -> Maker:
+    """NULL for records that do not say their group, as ends of earlier brokers."""
+    return lambda rows, source: np.ma.array(rows[field], mask=_unplaced(rows))
+
+
+def _unplaced(rows: Array) -> Array:
+    return ~np.isin(rows["kind"], _PLACED) | (rows["group_id"] == 0)
+
+
+def _named(
+    field: str,
+    name: Callable[[IdNames, int], str | None],
+    masked: Callable[[Array], Array] | None = None,
+) -> Maker:
     """Ids to texts; each different one is looked up once."""
 
     def make(rows: Array, source: Source) -> Array:
-        mask = ~np.isin(rows["kind"], kinds) if kinds else None
+        mask = masked(rows) if masked is not None else None
         ids = pa.array(_native(rows[field]), mask=mask).dictionary_encode()
         texts = [name(source.names, number) for number in ids.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(ids.indices)
@@ -148,8 +170,9 @@ def _below(rows: Array, source: Source) -> Array:
     return rows["position"] < source.end_position
 
 
-_CK, _ACK, _CHANGE, _RETURNED = 1, 2, 3, 5
-_UNDONE = _KINDS.index("UNDONE")
+_CK, _ACK, _CHANGE, _LOST, _RETURNED = 1, 2, 3, 4, 5
+_PLACED = (_CK, _ACK, _CHANGE, _LOST, _RETURNED)
+_UNDONE, _KEPT = _KINDS.index("UNDONE"), _KINDS.index("KEPT")
 _RECORD: dict[str, Maker] = {
     "broker": _same(lambda source: source.broker),
     "position": _field("position"),
@@ -163,23 +186,23 @@ _REVIVE_RECORD: dict[str, Maker] = _RECORD | {
     "sequence": _field("sequence"),
     "members": lambda rows, source: rows["members"].astype("u8").view("i8"),
     "messages": lambda rows, source: np.bitwise_count(rows["members"].astype("u8")),
-    "group": _named("group_id", IdNames.group, _CK, _CHANGE),
-    "topic": _named("topic_id", IdNames.base_topic, _CK, _CHANGE),
-    "queue": _only(_field("queue_id"), _CK, _CHANGE),
+    "group": _named("group_id", IdNames.group, _unplaced),
+    "topic": _named("topic_id", IdNames.base_topic, _unplaced),
+    "queue": _placed("queue_id"),
     "is_retry": lambda rows, source: _retry(rows, source),
     "start_offset": _only(_field("start_offset"), _CK, _CHANGE),
     "next_offset": _only(_field("link"), _CK),
     "revive_at_ms": _only(_field("revive_at_ms"), _CK, _CHANGE),
     "old_epoch": _only(_field("old_epoch"), _CHANGE),
     "old_sequence": _only(_field("link"), _CHANGE),
-    "client": _named("client", IdNames.client, _CK, _CHANGE),
+    "client": _named("client", IdNames.client, lambda rows: ~np.isin(rows["kind"], (_CK, _CHANGE))),
     "auto_renew": _only(_flag(1), _CK, _CHANGE),
     "attempt": _nothing("int"),
     "reason": _nothing("string"),
     "first_delivery_ms": _nothing("bigint"),
     "last_delivery_ms": _nothing("bigint"),
-    "group_id": _only(_field("group_id"), _CK, _CHANGE),
-    "topic_id": _only(_field("topic_id"), _CK, _CHANGE),
+    "group_id": _placed("group_id"),
+    "topic_id": _placed("topic_id"),
     "first_topic_id": _nothing("bigint"),
     "offset": _nothing("bigint"),
 }
@@ -258,6 +281,7 @@ _OFFSETS: dict[str, Maker] = _SAMPLE | {
         )
     },
     "oldest_ready_ms": lambda rows, source: _known(rows["oldest_ready_ms"]),
+    **{name: _newer_field(name) for name in ("returned", "dead")},
 }
 _TOPICS: dict[str, Maker] = _SAMPLE | {
     "topic": _named("topic_id", IdNames.topic),
@@ -314,9 +338,10 @@ _PICKS: dict[tuple[str, str], Maker] = {
 def _kind(rows: Array) -> Array:
     """Number in _KINDS; a newer broker may write others."""
     kinds = rows["kind"].astype("i8")
-    undone = (kinds == _RETURNED) & ((rows["flags"] & UNCOUNTED) != 0)
+    uncounted = (rows["flags"] & UNCOUNTED) != 0
     known = np.where(kinds < _UNDONE, kinds, len(_KINDS))
-    return np.where(undone, _UNDONE, known)
+    known = np.where(uncounted & (kinds == _RETURNED), _UNDONE, known)
+    return np.where(uncounted & (kinds == _LOST), _KEPT, known)
 
 
 def _ending(rows: Array) -> Array:

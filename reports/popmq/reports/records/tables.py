@@ -35,7 +35,7 @@ OFFSETS: Columns = (
     *((name, "bigint") for name in ("min_offset", "max_offset", "next_offset")),
     *((name, "bigint") for name in ("committed_offset", "ready", "in_flight", "blocked")),
     *((name, "bigint") for name in ("expired", "filtered", "oldest_ready_ms")),
-    *((name, "bigint") for name in ("delivered", "acked")),
+    *((name, "bigint") for name in ("delivered", "acked", "returned", "dead")),
     *((name, "bigint") for name in ("group_id", "topic_id", "read_topic_id")),
 )
 TOPICS: Columns = (

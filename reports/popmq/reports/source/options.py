@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import report_pb2 as pb
@@ -12,7 +12,7 @@ from popmq.reports.records.tables import TABLES, TableSchema
 ROWS_PER_PARTITION = 500_000
 _KNOWN = (
     *("endpoint", "path", "table", "topics", "columns", "onbrokerdown", "patienceseconds"),
-    *("rowsperpartition", "maxrows", "failondataloss", "pinned", "pushdown"),
+    *("rowsperpartition", "maxrows", "failondataloss", "pinned", "pushdown", "since"),
 )
 
 
@@ -30,6 +30,8 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     pinned: str = ""  # a DescribeReply: read these ranges and no others
     pushdown: bool = False
+    # By broker group: records from this time on, which is log time, and of samples wall time.
+    since: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> "SourceOptions":
@@ -56,6 +58,7 @@ class SourceOptions:
             fail_on_data_loss=_choice(given, "failondataloss", "true", "false") == "true",
             pinned=given.get("pinned", ""),
             pushdown=_choice(given, "pushdown", "false", "true") == "true",
+            since=_since(given.get("since", "")),
         )
 
     def pinned_brokers(self) -> list[pb.BrokerTables]:
@@ -65,6 +68,20 @@ class SourceOptions:
 def pin(brokers: list[pb.BrokerTables]) -> str:
     """For the option `pinned`, so that several tables are read as they were at one moment."""
     return base64.b64encode(pb.DescribeReply(brokers=brokers).SerializeToString()).decode()
+
+
+def since_option(since: Mapping[str, int]) -> str:
+    return ",".join(f"{broker}={ms}" for broker, ms in sorted(since.items()))
+
+
+def _since(text: str) -> dict[str, int]:
+    try:
+        pairs = [pair.rsplit("=", 1) for pair in _list(text)]
+        return {broker: int(ms) for broker, ms in pairs}
+    except ValueError:
+        raise Refused(
+            Code.BAD_REQUEST, f"option since is BROKER=MILLISECONDS,..., not {text[:100]!r}"
+        ) from None
 
 
 def _list(text: str) -> tuple[str, ...]:

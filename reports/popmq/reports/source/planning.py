@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.records.endpoint import ReportEndpoint
+from popmq.reports.records.tables import SAMPLES
 from popmq.reports.source.filters import Filters
 from popmq.reports.source.options import SourceOptions
 from popmq.reports.source.ranges import Range, Share, range_of, shares
-
-_LOG_MS_AT = 24  # of a record's header (common/record/message.py)
 
 
 def plan_shares(options: SourceOptions, filters: Filters) -> list[Share]:
@@ -20,7 +19,7 @@ def plan_shares(options: SourceOptions, filters: Filters) -> list[Share]:
             if not filters.wants_broker(tables.broker):
                 continue
             ranges = [
-                _in_time(endpoint, tables, partition, filters)
+                in_time(endpoint, tables, partition, filters, options.since.get(tables.broker, 0))
                 for partition in tables.partitions
                 if partition.table == table
                 and filters.wants_partition(table, partition.layout, partition.topic)
@@ -39,28 +38,41 @@ def _described(options: SourceOptions, endpoint: ReportEndpoint) -> list[pb.Brok
     return tables
 
 
-def _in_time(
-    endpoint: ReportEndpoint, tables: pb.BrokerTables, partition: pb.Partition, filters: Filters
+def in_time(
+    endpoint: ReportEndpoint,
+    tables: pb.BrokerTables,
+    partition: pb.Partition,
+    filters: Filters,
+    since_ms: int,
 ) -> Range:
-    """The partition, cut to the log times that are asked for; they never go back in a queue."""
+    """The partition, cut to the times that are asked for; log times never go back in a queue."""
     whole = range_of(partition)
-    if partition.layout != "revive" or whole.rows < 2:
+    begin_ms = max(since_ms, 0 if partition.table in SAMPLES else filters.from_log_ms)
+    if whole.rows < 2 or not (begin_ms or filters.before_log_ms):
         return whole
     first, end = whole.first, whole.end
+    time_at = _time_at(tables, partition)
 
-    def stands_before(offset: int, log_ms: int) -> bool:
+    def stands_before(offset: int, ms: int) -> bool:
         item = pb.Partition()
         item.CopyFrom(partition)
         item.min, item.next = offset, offset + 1
         data = b"".join(piece.data for piece in endpoint.read(tables.broker, item))
-        return int.from_bytes(data[_LOG_MS_AT : _LOG_MS_AT + 8], "big") < log_ms
+        return int.from_bytes(data[time_at : time_at + 8], "big") < ms
 
-    if filters.from_log_ms:
-        first = _search(first, end, lambda offset: stands_before(offset, filters.from_log_ms))
-    if filters.before_log_ms is not None:
+    if begin_ms:
+        first = _search(first, end, lambda offset: stands_before(offset, begin_ms))
+    if filters.before_log_ms is not None and partition.table not in SAMPLES:
         before = filters.before_log_ms
         end = _search(first, end, lambda offset: stands_before(offset, before))
     return Range(whole.table, whole.layout, whole.topic, whole.topic_id, whole.queue_id, first, end)
+
+
+def _time_at(tables: pb.BrokerTables, partition: pb.Partition) -> int:
+    """At which byte of its records the time stands that they are in order of."""
+    name = "wall_ms" if partition.table in SAMPLES else "log_ms"
+    layout = next(layout for layout in tables.layouts if layout.name == partition.layout)
+    return next(column.offset for column in layout.fields if column.name == name)
 
 
 def _search(low: int, high: int, before: Callable[[int], bool]) -> int:
