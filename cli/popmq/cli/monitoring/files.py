@@ -26,7 +26,7 @@ _HEAD = """# Metrics
 
 Made from the table in code (`common/metric_table/`) by `make metrics`; do not edit. Every role
 serves its metrics on `/metrics` ([ports](../reference/ports.md)); in `popmq up` with one process
-one page has those of all roles. Those of the role `report` come from `popmq report --prometheus`,
+one page has those of all roles. Those of the role `report` come from `popmq report lag --prometheus`,
 and no other metric begins with `popmq_report_`. The usual `process_` and `python_gc_` metrics are
 there, too. What to watch: [monitoring](../concepts/monitoring.md).
 
