@@ -28,7 +28,8 @@ Made from the table in code (`common/metric_table/`) by `make metrics`; do not e
 serves its metrics on `/metrics` ([ports](../reference/ports.md)); in `popmq up` with one process
 one page has those of all roles. Those of the role `report` come from
 `popmq report lag --prometheus`, and no other metric begins with `popmq_report_`. The usual
-`process_` and `python_gc_` metrics are there, too. What to watch: [monitoring](../concepts/monitoring.md).
+`process_` and `python_gc_` metrics are there, too.
+What to watch: [monitoring](../concepts/monitoring.md).
 
 Counters count from the start of their process. Lags, dead letters, pending timers, half messages
 and the audit come from masters alone: slaves have the same tables, and sums would be too large.
