@@ -9,7 +9,6 @@ import random
 
 from popmq.broker.core.construction import (
     build_diagnostics,
-    build_end_counts,
     build_expiries,
     build_followers,
     build_receiving,
@@ -64,13 +63,13 @@ class Broker:
         self.send_deduplication, self.lookup = tables.send_deduplication, tables.lookup
         receiving = build_receiving(tables, _visible_choices(rng))
         self.pop, self.fifo, self.lites = receiving.pop, receiving.fifo, receiving.lites
-        self.operations, self.sql_filters = receiving.operations, SqlFilters()
+        self.operations, self.ends = receiving.operations, receiving.ends
+        self.sql_filters = SqlFilters()
         sending = build_sending(tables, disk, threads.housekeeper)
         self.timers, self.transactions = sending.timers, sending.transactions
         self.sends = sending.service
         self.followers = build_followers(tables)
-        self.remoting = build_remoting(tables, self.timers)
-        self.ends = build_end_counts(self.pop)
+        self.remoting = build_remoting(tables, self.timers, self.operations.pull_ends)
         self.diagnostics = build_diagnostics(tables, self.pop, sending, self.ends)
         self.expiries = build_expiries(tables, self.lites)
         self.records = build_records(tables, sending, self.lites, self._lead)

@@ -28,6 +28,7 @@ from popmq.broker.operations.client_relay import ClientRelay
 from popmq.broker.operations.group_expiry import GroupExpiry
 from popmq.broker.operations.group_members import GroupMembers
 from popmq.broker.operations.operations import Operations
+from popmq.broker.operations.pull_ends import PullEnds
 from popmq.broker.operations.queue_leases import QueueLeases
 from popmq.broker.operations.send_back import SendBack
 from popmq.broker.pop.long_polling import LongPolling
@@ -64,6 +65,7 @@ class Receiving:
     pop: PopServices
     fifo: FifoService
     lites: LiteService
+    ends: EndCounts
     operations: Operations
 
 
@@ -140,10 +142,16 @@ def build_receiving(tables: Tables, rng: random.Random) -> Receiving:
     lites = LiteService(
         store, registry, deliveries, pop.service, fifo, lookup, tables.polling, settings
     )
-    operations = Operations(
-        store, registry, deliveries, pop.service, lookup, settings.lite.max_topics
+    ends = EndCounts(
+        pop.service.delivered,
+        pop.service.acked,
+        pop.revive.returned_by_pair,
+        pop.revive.dead_by_pair,
     )
-    return Receiving(pop, fifo, lites, operations)
+    operations = Operations(
+        store, registry, deliveries, pop.service, lookup, ends, settings.lite.max_topics
+    )
+    return Receiving(pop, fifo, lites, ends, operations)
 
 
 def build_followers(tables: Tables) -> Followers:
@@ -173,19 +181,14 @@ def build_sending(tables: Tables, disk: Disk, housekeeper: Flusher) -> Sending:
     return Sending(timers, transactions, service)
 
 
-def build_remoting(tables: Tables, timers: Timers) -> RemotingServices:
+def build_remoting(tables: Tables, timers: Timers, ends: PullEnds) -> RemotingServices:
     largest_bytes = tables.settings.message.largest_bytes + 4 * KIB
     return RemotingServices(
         GroupMembers(),
         ClientRelay(),
         QueueLeases(),
-        SendBack(tables.store, tables.registry, timers.admission, largest_bytes),
+        SendBack(tables.store, tables.registry, timers.admission, ends, largest_bytes),
     )
-
-
-def build_end_counts(pop: PopServices) -> EndCounts:
-    pops, revive = pop.service, pop.revive
-    return EndCounts(pops.delivered, pops.acked, revive.returned_by_pair, revive.dead_by_pair)
 
 
 def build_diagnostics(
