@@ -17,8 +17,8 @@ def create(client: Client) -> None:
     for name, kind in (("orders", "normal"), ("reminders", "delay")):
         topic = admin.Topic(name=name, type=kind, queues=4)
         client.topic(admin.CreateTopicRequest(topic=topic))
-    for name, attempts in (("good", 17), ("forgets", 1), ("slow", 17)):
-        group = admin.Group(name=name, type="normal", max_attempts=attempts)
+    for name, attempts in (("good", 17), ("forgets", 2), ("slow", 17)):
+        group = admin.Group(name=name, type="normal", max_attempts=attempts, back_off_ms=[200])
         client.group(admin.CreateGroupRequest(group=group))
 
 
@@ -82,7 +82,7 @@ class Load:
                     client.ack("good", topic, got)
 
     def _forget(self, client: Client) -> None:
-        """Half of its messages come back when their time is over, and are dead."""
+        """Half of its messages come back when their time is over, and are dead the next time."""
         while not self._over.is_set():
             got = self._receive(client, "forgets", "orders", 1_000)
             even = [item for item in got if item.system_properties.message_id[-1] in "02468"]

@@ -169,6 +169,27 @@ def unknown_parts(schema: dict[str, Any], value: Any, path: str) -> Iterator[str
             yield f"{path}: {value}"
 
 
+def rules_of(value: Any) -> Iterator[str]:
+    match value:
+        case dict():
+            for name, below in value.items():
+                if name == "rule" and isinstance(below, str):
+                    yield below
+                else:
+                    yield from rules_of(below)
+        case list():
+            for below in value:
+                yield from rules_of(below)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rule_is_cut_off_by_a_comment_of_yaml(name: str) -> None:
+    """` #` ends a value without quotes; the API server then refuses the whole definition."""
+    rules = list(rules_of(schema_of(name)))
+    assert rules
+    assert [rule for rule in rules if rule.count("'") % 2] == []
+
+
 def test_objects_on_the_pages_have_only_what_the_definitions_know() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     blocks = re.findall(r"^```yaml\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)

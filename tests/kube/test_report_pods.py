@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from e2e.processes import Role
 from kube.control_plane import ROOT, ControlPlane
 from kube.fake_api import Object
@@ -143,6 +144,15 @@ def _told(text: str) -> Any:
     return json.loads(line)
 
 
+def showcase_report() -> Object:
+    """The spec of the LagReport in deploy/showcase.yaml."""
+    documents = yaml.safe_load_all((ROOT / "deploy" / "showcase.yaml").read_text(encoding="utf-8"))
+    (spec,) = [document["spec"] for document in documents if document["kind"] == "LagReport"]
+    assert (spec["cluster"], spec["report"]) == ("demo", "lag")
+    report: Object = spec
+    return report
+
+
 def _check_executors(
     pods: list[Object], owner: Object, *, account: str, cpu: str, memory: str
 ) -> None:
@@ -165,7 +175,7 @@ def test_a_lag_report_makes_executors_replaces_one_that_is_lost_and_takes_them_a
     site: Site,
 ) -> None:
     plane = site.plane
-    executors = {"instances": 2, "cpu": "500m", "memory": "1Gi"}
+    executors = showcase_report()["executors"]
     body = {"apiVersion": "popmq.io/v1beta1", "kind": "LagReport"}
     metadata = {"name": "hourly", "namespace": "apps"}
     spec = {"cluster": "demo", "executors": executors, "arguments": ["--json"]}
