@@ -411,8 +411,9 @@ def test_a_reports_run_is_let_into_a_namespace_that_is_restricted(
     where = ("-n", namespace)
     plane.kubectl("create", "job", "now", "--from=cronjob/demo-report-hourly", *where)
     plane.kubectl("wait", "--for=condition=Complete", "job/now", "--timeout=60s", *where)
-    shown = plane.kubectl("get", "lagreports", *where)
-    assert "hourly   True    demo      lag      @daily" in shown
+    shown = plane.kubectl("get", "lagreports", "-o", "wide", *where)
+    assert "hourly   True    demo      lag " in shown
+    assert " @daily " in shown
 
 
 def test_the_quickstart_is_a_cluster_with_an_operator(plane: ControlPlane, namespace: str) -> None:
