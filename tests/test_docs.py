@@ -420,7 +420,7 @@ def test_a_sentence_that_denies_is_found(sentence: str) -> None:
 def test_the_readme_lists_what_is_missing() -> None:
     missing = prose(ROOT / "README.md").split("## Not yet")[1]
     assert "remoting protocol" in missing
-    assert "encryption" in missing
+    assert "Encryption of data on disk" in missing
 
 
 def test_the_readme_fits_one_sitting() -> None:

@@ -24,7 +24,7 @@ MAX_MODULES_OF_BROKER_ROOT = 2
 # The packages of each room, the lowest layer first; "" is the room's own folder.  A package may
 # import those of lower layers.  Its docstring names the ones that it does import.
 LAYERS: dict[str, list[str]] = {
-    "common": ["wire", "", "metric_table record settings", "protocol"],
+    "common": ["wire", "", "metric_table record settings tls", "protocol"],
     "broker": [
         "log filter",
         "index",
@@ -60,7 +60,7 @@ LAYERS: dict[str, list[str]] = {
         "harness",
         "sim",
         "timer_world transaction_world cluster_world",
-        "model groups_world",
+        "groups_world",
         "",
     ],
 }
@@ -544,27 +544,3 @@ def test_the_import_guard_lets_the_allowed_pass(module: str, source: str) -> Non
 def test_the_guard_of_cores_tells_a_clock_from_its_likes(source: str, forbidden: bool) -> None:
     names = [name for _, name in names_used(ast.parse(source))]
     assert any(map(is_forbidden_in_a_core, names)) is forbidden
-
-
-# Names of locals and fields that say nothing about what they hold.
-EMPTY_NAMES = {"one", "found", "told", "said", "heard", "who", "whose", "want", "judged"}
-
-
-def _bindings(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-
-
-def test_locals_and_parameters_are_nouns() -> None:
-    """`for one in found` becomes `for message in messages`."""
-    empty = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for top in (*LAYERS, "bench", "tests", "tools")
-        for path in sorted((ROOT / top).rglob("*.py"))
-        for name in _bindings(parsed(path))
-        if name in EMPTY_NAMES
-    ]
-    assert empty == []

@@ -107,6 +107,25 @@ def test_the_wheel_alone_serves_sends_receives_and_brings_its_pytest_fixture(
     assert "1 passed" in run("python", "-m", "pytest", "-q", *strict, "test_orders.py")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_wheel_with_the_extra_of_reports_makes_a_report(wheel: Path, tmp_path: Path) -> None:
+    run_program([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    bin_folder = tmp_path / "env" / "bin"
+
+    def run(name: str, *arguments: str | Path) -> str:
+        command = [bin_folder / name, *arguments]
+        done = run_program(command, cwd=tmp_path, env=environment(tmp_path), timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("python", "-m", "pip", "install", "--quiet", f"{wheel}[reports,reports-java]")
+    with running(bin_folder, tmp_path) as endpoint:
+        run("popmq", "send", "hello", "one", "--endpoint", endpoint)
+        run("popmq", "recv", "hello", "--group", "readers", "--endpoint", endpoint)
+        assert "readers" in run("popmq", "report", "lag", "--endpoint", endpoint)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("uvx", "--from"), pytest.param(("pipx", "run", "--spec"), marks=pytest.mark.long)],

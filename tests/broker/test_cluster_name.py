@@ -14,7 +14,8 @@ from popmq.common.errors import ConfigError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import call
 from popmq.common.protocol.messaging_payloads import Kind, Port
-from popmq.common.settings.settings import ClusterSettings, Settings
+from popmq.common.settings.cluster_settings import ClusterSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.testing.harness.core_broker import SMALL, pop
 

@@ -35,7 +35,7 @@ def test_a_group_that_a_receive_made_and_nobody_used_ends_after_a_day(core: Core
     assert exists(core, "curious")
     advance_a_day(core)
     assert not exists(core, "curious")
-    assert core.broker.group_expiry.expired == 1
+    assert core.broker.expiries.groups.expired == 1
 
 
 def test_a_group_that_still_receives_stays(core: CoreBroker) -> None:

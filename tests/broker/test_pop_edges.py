@@ -191,7 +191,7 @@ def test_a_record_that_nobody_can_read_harms_what_it_speaks_of_and_the_others_co
     for _ in range(2):  # it is still there at the second start
         cast(LyingDisk, core.disk).restore_power()
         core.start()
-        assert core.broker.applier.left_out == 1
+        assert core.broker.records.applier.left_out == 1
     assert bodies(core.receive("orders", "g")) == [b"unread"]
     core.advance(5_100)
     (again,) = core.receive("orders", "g")

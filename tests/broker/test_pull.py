@@ -285,3 +285,24 @@ def test_a_topic_that_goes_ends_its_pulls(core: CoreBroker) -> None:
     core.broker.registry.delete_topic("orders")
     core.run_steps()
     assert bodies(told(waiting)) == []
+
+
+def send_back(core: CoreBroker, offset: int, *, attempt: int = 1, dead: bool = False) -> None:
+    asked = pb.SendBackRequest(
+        group="g", topic="orders", queue_offset=offset, head=b"x", attempt=attempt, dead=dead
+    )
+    core.reply(Kind.SEND_BACK, asked.SerializeToString())
+
+
+def test_what_an_offset_passes_is_acked_but_for_what_was_sent_back_before(core: CoreBroker) -> None:
+    send(core, "a", "b", "c", "d", "e")
+    send_back(core, 1)
+    send_back(core, 3)
+    update(core, 3)
+    assert core.broker.ends.of(("g", "orders")) == (0, 1, 2, 0)
+    update(core, 5)
+    assert core.broker.ends.of(("g", "orders")) == (0, 3, 2, 0)
+    send_back(core, 1, attempt=2, dead=True)  # from the retry topic, which has its own offset
+    update(core, 0)
+    update(core, 1)
+    assert core.broker.ends.of(("g", "orders")) == (0, 4, 2, 1)

@@ -3,13 +3,14 @@ and a log is copied record by record into one that is equal byte by byte."""
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from popmq.broker.store.message_store import MessageStore, StoreThreads
+from popmq.broker.persistence.state_hashes import Compared
+from popmq.broker.store.message_store import MessageStore, ReplicaListener, StoreThreads
 from popmq.common.errors import StoreDamaged
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -23,20 +24,44 @@ from popmq.testing.harness.core_broker import SMALL, CoreBroker, QueuedFlusher
 SEGMENT = 16 << 10
 
 
+class Node(ReplicaListener):
+    """One that confirms nothing by itself."""
+
+    def __init__(self) -> None:
+        self.durable: list[int] = []
+
+    def open_epoch(self, epoch: int, position: int) -> int:
+        return epoch
+
+    def epoch_starts(self) -> Sequence[int]:
+        return ()
+
+    def on_batch(self) -> None:
+        return
+
+    def on_durable(self, position: int) -> None:
+        self.durable.append(position)
+
+    def on_tail_lost(self, position: int, proof: int) -> None:
+        return
+
+    def on_tables_compared(self, compared: Compared) -> None:
+        return
+
+
 class Copy:
     """A store that only takes blocks."""
 
     def __init__(self, folder: Path, settings: StoreSettings) -> None:
         self._calls: deque[Callable[[], None]] = deque()
-        self.confirmed_of: list[int] = []
         self.store = MessageStore(
             ResidentDisk(),
             str(folder),
             settings,
             ManualClock(),
             StoreThreads.of_one(QueuedFlusher(self._calls), self._calls.append),
+            node=Node(),
         )
-        self.store.on_durable = self.confirmed_of.append
         self.store.open()
         self.store.recover(lambda record: None)
 
@@ -144,13 +169,17 @@ def test_a_block_that_is_damaged_or_of_another_position_changes_nothing(tmp_path
 
 def test_replies_wait_for_the_confirmation_not_for_this_disk(tmp_path: Path) -> None:
     broker = master(tmp_path / "a")
+    broker.stop()
+    broker.node = node = Node()
+    broker.start()
     store = broker.broker.store
-    connected: list[int] = []
-    store.on_durable = connected.append
+    store.confirm(store.end)
+    broker.run_until_idle()
+    node.durable.clear()
     body = hop.encode_put(hop.PutRequest("orders", [hop.PutEntry(MessageType.NORMAL, b"x", b"")]))
     before = store.confirmed
     answer = broker.ask(Kind.PUT, body)
-    assert connected == [store.end] == [store.durable]
+    assert node.durable == [store.end] == [store.durable]
     assert store.confirmed == before
     assert not answer.heard
     assert broker.broker.store.queue(broker.broker.registry.topic("orders").id, 1).count == 0

@@ -62,9 +62,22 @@ def test_as_json_a_dead_letter_has_a_body_only_when_asked() -> None:
 
 def test_filters_become_the_request() -> None:
     args = parsed(
-        *("dlq", "redrive", "g", "--topic", "orders", "--dry-run", "--rate", "50/s"),
-        *("--filter", "tag=a", "--filter", "key=k=1"),
-        *("--filter", "before=1970-01-01T00:00:09Z", "--filter", "after=1970-01-01T00:00:02Z"),
+        "dlq",
+        "redrive",
+        "g",
+        "--topic",
+        "orders",
+        "--dry-run",
+        "--rate",
+        "50/s",
+        "--filter",
+        "tag=a",
+        "--filter",
+        "key=k=1",
+        "--filter",
+        "before=1970-01-01T00:00:09Z",
+        "--filter",
+        "after=1970-01-01T00:00:02Z",
     )
     assert args.rate == 50
     assert redrive_request(args) == admin.RedriveRequest(

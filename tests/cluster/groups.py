@@ -178,7 +178,9 @@ class GroupsRun:
         self.access = SimAccess(world)
         self.history = History(self.access.wall_ms, self._write)
         self.workload = Workload(
-            *(self.access, self.history, random.Random(f"load {seed}")),
+            self.access,
+            self.history,
+            random.Random(f"load {seed}"),
             delays=not world.far,
             invisible_ms=INVISIBLE_MS,
         )

@@ -1,12 +1,12 @@
 """Mistakes planted into the product's replication, for whole brokers with clients to suffer from.
 
-The first ones are rows of the table of unsafe variants (`planted_model.py` has all of them, for
-the light replicas); the others break what stands on replication: replies, roles, timers, tables.
-Whole brokers showed nothing in 200 seeds of a timeout taken for a failure, an expansion that is
-never given up, an accepted epoch not kept and a confirmed position used before the cut, which the
-light replicas find; nor of a rebuilt store that keeps its identity and a min_in_sync that nobody
-looks at, which `tests/ha` finds.  Where one cluster in a hundred shows a mistake, the seeds begin
-shortly before the first that does.
+The first ones are rows of a table of unsafe variants that a model checker made; the docstring of a
+row is the shortest way in which it loses something.  The others break what stands on replication:
+replies, roles, timers, tables.  Whole brokers showed nothing in 200 seeds of a timeout taken for a
+failure, an alter without the expected version, an expansion that is never given up, an accepted
+epoch not kept, a confirmed position used before the cut, a rebuilt store that keeps its identity,
+and a min_in_sync that nobody looks at: `tests/ha` and `tests/controller` find those.  Where one
+cluster in a hundred shows a mistake, the seeds begin shortly before the first that does.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cluster import planted_model as rules
 
 from popmq.broker.core import slave_lifecycle as following
 from popmq.broker.deliveries.client_liveness import ClientLiveness
@@ -26,7 +25,7 @@ from popmq.broker.ha.memory_confirmation import MemoryConfirmation
 from popmq.broker.ha.replication_client import ReplicationClient
 from popmq.broker.ha.replication_server import ReplicationServer
 from popmq.broker.ha.role import BrokerRole, RoleOrder
-from popmq.broker.ha.sync_state import SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.log.log_tail import LogTail
 from popmq.broker.node import master_role as leadership
@@ -39,10 +38,12 @@ from popmq.common.errors import PopmqError
 from popmq.common.protocol import replication_payloads as replication
 from popmq.common.protocol.group_record import GroupRecord
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
-from popmq.common.protocol.replication_payloads import HandshakeReply
+from popmq.common.protocol.replication_payloads import EpochEntry, HandshakeReply
 from popmq.common.wire.controller_pb2 import HandOverReply
+from popmq.controller import election, replica_group
 from popmq.testing.cluster_world.broker import DATA, ClusterBroker
 from popmq.testing.cluster_world.port import SimPort
+from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 
 Patch = pytest.MonkeyPatch
 
@@ -58,6 +59,99 @@ class PlantedCluster:
 
 
 # -- rules of replication
+
+
+def smaller_set_before_it_is_known(patch: Patch) -> None:
+    """{A,B}: A has r, proposes -B, confirms r; B is elected, the shrink loses: r is gone."""
+    shrink = SyncState.shrink
+
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
+        asked = shrink(self, store_id)
+        if asked is not None:
+            self.members -= {store_id}
+        return asked
+
+    patch.setattr(SyncState, "shrink", wrong)
+
+
+def _expand(self: SyncState, store_id: str, *, waits: bool) -> AlterSyncStateSet:
+    if waits:
+        self.pending |= {store_id}
+    return self._propose(self.members | {store_id})
+
+
+def expand_waits_only_when_known(patch: Patch) -> None:
+    """B at confirmed = 0 is proposed; A confirms r alone; the set becomes {A,B}; B is elected."""
+
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
+        joins = store_id not in self.maximal_set and self.may_join(store_id)
+        return _expand(self, store_id, waits=False) if joins else None
+
+    patch.setattr(SyncState, "expand", wrong)
+
+
+def expand_from_any_position(patch: Patch) -> None:
+    """A confirmed r; B at 0 is added; B is elected: r is gone."""
+
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
+        return _expand(self, store_id, waits=True) if store_id not in self.maximal_set else None
+
+    patch.setattr(SyncState, "expand", wrong)
+
+
+def majority_confirms(patch: Patch) -> None:
+    """{A,B,C}: A and B have r, which is confirmed; C is elected: r is gone."""
+
+    def wrong(self: SyncState) -> bool:
+        positions = sorted(self.acked.get(name, 0) for name in self.maximal_set)
+        position = positions[(len(positions) - 1) // 2]
+        if not self.has_quorum or position <= self.confirmed:
+            return False
+        self.confirmed = position
+        return True
+
+    patch.setattr(SyncState, "_confirm", wrong)
+
+
+def elected_outside_the_set(patch: Patch) -> None:
+    """Set {A}: A confirms r; B is elected: r is gone."""
+    patch.setattr(replica_group, "candidates", lambda record, living: list(living))
+
+    def wrong(record: GroupRecord, leader: Any, living: Any, *, min_in_sync: int) -> GroupRecord:
+        kept = tuple(sorted({*record.sync_state_set, leader.store_id}))
+        return GroupRecord(leader.store_id, record.epoch + 1, kept, record.version + 1)
+
+    patch.setattr(replica_group, "record_after_election", wrong)
+
+
+def election_adds_living_brokers(patch: Patch) -> None:
+    """Set {A}, r confirmed; epoch 2 begins with {A,B}; B is elected in epoch 3: r is gone."""
+
+    def wrong(record: GroupRecord, leader: Any, living: Any, *, min_in_sync: int) -> GroupRecord:
+        kept = tuple(sorted({leader.store_id, *(item.store_id for item in living)}))
+        return GroupRecord(leader.store_id, record.epoch + 1, kept, record.version + 1)
+
+    patch.setattr(replica_group, "record_after_election", wrong)
+
+
+def election_leaves_the_leader_alone(patch: Patch) -> None:
+    """{A,C} hold r; epoch 2 begins with {A}; A's disk is lost: C has r and is not electable."""
+    patch.setattr(election, "_kept", lambda record, leader, living, min_in_sync: (leader.store_id,))
+
+
+def controllers_without_compare_and_set(patch: Patch) -> None:
+    """{A,B} shrank to {A}, A confirms r; a controller that read {A,B} elects B."""
+    patch.setattr(SimMetadataStore, "fits", lambda self, result, expected_version: True)
+
+
+def entry_less_durable_than_its_records(patch: Patch) -> None:
+    """A restarts, r2 of epoch 2 counts as epoch 1; B, where r2 is visible, cuts it."""
+
+    def wrong(self: EpochFile, epoch: int, start: int) -> None:
+        kept = [entry for entry in self.entries if entry.start < start]
+        self.entries = [*kept, EpochEntry(epoch, start)]
+
+    patch.setattr(EpochFile, "append", wrong)
 
 
 def no_refusal_of_old_epochs(patch: Patch) -> None:
@@ -242,7 +336,7 @@ def hand_over_waits_for_nobody(patch: Patch) -> None:
 
     patch.setattr(MasterHandOver, "step", wrong)
     patch.setattr("popmq.controller.failover.candidates", lambda record, living: list(living))
-    rules.elected_outside_the_set(patch)
+    elected_outside_the_set(patch)
 
 
 def master_never_gives_way(patch: Patch) -> None:
@@ -356,19 +450,19 @@ def skew_is_downtime(patch: Patch) -> None:
 
 PLANTED = [
     PlantedCluster("skew is downtime", skew_is_downtime),
-    PlantedCluster("smaller set before it is known", rules.smaller_set_before_it_is_known, 30),
-    PlantedCluster("expand waits only when known", rules.expand_waits_only_when_known),
-    PlantedCluster("expand from any position", rules.expand_from_any_position),
-    PlantedCluster("majority confirms", rules.majority_confirms),
+    PlantedCluster("smaller set before it is known", smaller_set_before_it_is_known, 30),
+    PlantedCluster("expand waits only when known", expand_waits_only_when_known),
+    PlantedCluster("expand from any position", expand_from_any_position),
+    PlantedCluster("majority confirms", majority_confirms),
     PlantedCluster("set read from an old record", set_read_from_an_old_record, 80),
-    PlantedCluster("elected outside the set", rules.elected_outside_the_set),
-    PlantedCluster("election adds living brokers", rules.election_adds_living_brokers),
-    PlantedCluster("leader left alone", rules.election_leaves_the_leader_alone, 20, first=81),
-    PlantedCluster("no compare-and-set", rules.controllers_without_compare_and_set),
+    PlantedCluster("elected outside the set", elected_outside_the_set),
+    PlantedCluster("election adds living brokers", election_adds_living_brokers),
+    PlantedCluster("leader left alone", election_leaves_the_leader_alone, 20, first=81),
+    PlantedCluster("no compare-and-set", controllers_without_compare_and_set),
     PlantedCluster("no refusal of old epochs", no_refusal_of_old_epochs),
     PlantedCluster("goes on in its epoch", goes_on_in_its_epoch_after_a_restart),
     PlantedCluster("new disk with the old identity", new_disk_with_the_old_identity, 20, first=81),
-    PlantedCluster("entry less durable", rules.entry_less_durable_than_its_records),
+    PlantedCluster("entry less durable", entry_less_durable_than_its_records),
     PlantedCluster("new master cuts", new_master_cuts_to_known_confirmed),
     PlantedCluster("slave cuts to known confirmed", slave_cuts_to_known_confirmed),
     PlantedCluster("slave does not truncate", slave_does_not_truncate),

@@ -32,7 +32,8 @@ def test_every_metric_of_the_table_is_made_somewhere() -> None:
             text = path.read_text(encoding="utf-8")
             if "reading(" in text or "_by_pair(" in text:
                 sets |= set(_names_made(ast.parse(text)))
-    assert [name for name in TABLE if name not in sets] == []
+    # tests/report has those of reports, which Spark calculates.
+    assert [name for name, row in TABLE.items() if row.role != "report" and name not in sets] == []
 
 
 def _names_made(tree: ast.Module) -> Iterator[str]:

@@ -108,7 +108,9 @@ class Site:
         def open_console(signer: Signer) -> Console:
             client = ConsoleClient(Client(endpoint, look_timeout_ms=2_500, signer=signer))
             return Console(
-                *(client, Redrives(client), signer.access_key),
+                client,
+                Redrives(client),
+                signer.access_key,
                 Prometheus(prometheus, fetches) if prometheus else None,
                 Reports(reports, fetches) if reports else None,
             )

@@ -23,9 +23,7 @@ def row(
 def overview(
     *rows: LagRow, now_ms: int = 1, counts: Mapping[CountKey, int] | None = None, lack: str = ""
 ) -> Overview:
-    return Overview(
-        *(now_ms, [], [], [], rows, 1, {}, 0, 0, 0), counts=counts or {}, lag_missing=lack
-    )
+    return Overview(now_ms, [], [], [], rows, 1, {}, 0, 0, 0, counts=counts or {}, lag_missing=lack)
 
 
 def test_a_hundred_pages_at_a_time_ask_once() -> None:

@@ -335,7 +335,7 @@ def test_the_record_stays_while_no_member_is_heard_and_any_one_makes_the_group_w
     rig.broker("node-a").up = rig.broker("node-b").up = False
     rig.run(20 * DEAD_MS)
     assert rig.record == kept
-    assert "no member of the SyncStateSet (node-a, node-b) is heard" in rig.state.trouble
+    assert "no member of the SyncStateSet (node-a, node-b) sends heartbeats" in rig.state.trouble
     rig.broker("node-b").up = True
     rig.run(2 * HEARTBEAT_MS)
     assert rig.leader == "node-b"

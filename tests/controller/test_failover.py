@@ -96,7 +96,7 @@ def test_a_hand_over_that_hears_of_the_smaller_set_before_it_writes_changes_noth
     [
         ("node-a", "is the master of broker-a already"),
         ("node-x", "has no node node-x; known are node-a, node-b, node-c"),
-        ("node-b", "node node-b of broker-a is not heard"),
+        ("node-b", "node node-b of broker-a sends no heartbeats"),
     ],
 )
 def test_a_hand_over_that_cannot_be_says_why(node: str, reason: str) -> None:
@@ -148,9 +148,9 @@ def test_an_unclean_election_says_what_it_loses() -> None:
 def test_an_unclean_election_has_to_be_asked_for() -> None:
     rig = outside()
     before = rig.record
-    with pytest.raises(PopmqError, match="no member is heard: start one of them, or give up"):
+    with pytest.raises(PopmqError, match="no member sends heartbeats: start a member, or give up"):
         failover(rig.controllers[0], "node-c")
-    with pytest.raises(PopmqError, match="nobody could take over without a loss"):
+    with pytest.raises(PopmqError, match="no broker could take over without a loss"):
         failover(rig.controllers[0])
     assert rig.record == before
 

@@ -67,7 +67,8 @@ def test_a_second_broker_of_one_name_is_refused_while_the_first_is_heard() -> No
     error = refusal(route, second, now_ms=DEAD_AFTER_MS)
     assert error.code is Code.PRECONDITION_FAILED
     assert str(error).startswith(
-        "two brokers are called broker-a: store '1f' at 10.0.0.1:10911, heard 2000 ms ago, and "
+        "two brokers are called broker-a: store '1f' at 10.0.0.1:10911, whose last heartbeat "
+        "came 2000 ms ago, and "
         "store '2e' at 10.0.0.2:10911, which is refused"
     )
     assert not route.register("popmq", KNOWN, now_ms=DEAD_AFTER_MS)

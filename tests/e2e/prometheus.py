@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,21 @@ def _fetch(cache: Path) -> None:
 
 
 class Prometheus(OwnProcess):
-    """Scrapes `targets` once a second as job popmq, and evaluates the rules of `rule_file`."""
+    """Scrapes `targets` once a second as job popmq, and evaluates the rules of `rule_file`.
 
-    def __init__(self, folder: Path, targets: Sequence[str], rule_file: Path) -> None:
+    With several sets of labels each target is scraped once with each: clusters of the same names.
+    `others` are the scrape configurations of further jobs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        targets: Sequence[str],
+        rule_file: Path,
+        *,
+        labels: Sequence[Mapping[str, str]] = ({},),
+        others: Sequence[Mapping[str, object]] = (),
+    ) -> None:
         self._folder = folder / "prometheus"
         self._folder.mkdir()
         self._binary = binaries() / "prometheus"
@@ -63,7 +75,13 @@ class Prometheus(OwnProcess):
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rule_file)],
             "scrape_configs": [
-                {"job_name": "popmq", "static_configs": [{"targets": list(targets)}]}
+                {
+                    "job_name": "popmq",
+                    "static_configs": [
+                        {"targets": list(targets), "labels": set_} for set_ in labels
+                    ],
+                },
+                *others,
             ],
         }
         self._config = self._folder / "prometheus.yml"

@@ -17,7 +17,7 @@ from e2e.processes import LOCAL, Role, free_port, run_command
 from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Unavailable
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello
+from popmq.common.protocol.frames import DEFAULT_SETTINGS, FrameSettings, Hello
 from popmq.common.protocol.frames import ProcessRole as HelloRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import MessageType
@@ -129,8 +129,9 @@ class ReplicatedGroup:
 class GroupClient:
     """Asks the group's master, whoever that is; a refusal of one that is not is no answer."""
 
-    def __init__(self, controller: str) -> None:
+    def __init__(self, controller: str, frames: FrameSettings = DEFAULT_SETTINGS) -> None:
         self._hello = Hello(role=HelloRole.PROXY, name="a-test", cluster="popmq")
+        self._frames = frames
         self._controller = self._port(controller)
         self._ports: dict[str, FramePort] = {}
         self._master = ""
@@ -199,7 +200,7 @@ class GroupClient:
     async def role_of(self, address: str) -> DescribeRoleReply:
         # A proxy may not ask for it: a controller does.
         hello = replace(self._hello, role=HelloRole.CONTROLLER)
-        port = FramePort(address, hello, peer_name=address)
+        port = FramePort(address, hello, settings=self._frames, peer_name=address)
         port.start()
         try:
             reply = await call(port, Kind.DESCRIBE_ROLE, b"", 2_000)
@@ -220,7 +221,7 @@ class GroupClient:
                 await asyncio.sleep(0.05)
 
     def _port(self, address: str) -> FramePort:
-        port = FramePort(address, self._hello, peer_name=address)
+        port = FramePort(address, self._hello, settings=self._frames, peer_name=address)
         port.start()
         return port
 

@@ -56,7 +56,11 @@ def test_a_proxy_alone_takes_an_address_for_its_admin_port(tmp_path: Path) -> No
         output = run_command(
             f"{LOCAL}:{free_port()}",
             proxy.folder,
-            *("config", "--admin-endpoint", where, "-o", "json"),
+            "config",
+            "--admin-endpoint",
+            where,
+            "-o",
+            "json",
         )
         assert f'"{where}"' in output
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 WITHIN_S = 60.0
 VOLUME = "/var/lib/popmq"
-ROLES = ("controller", "broker-1", "broker-2", "broker-3", "proxy", "console")
+ROLES = ("controller", "broker-1", "broker-2", "broker-3", "proxy", "proxy-2", "console")
 
 
 def compose() -> dict[str, Any]:
@@ -41,7 +41,7 @@ def published(service: dict[str, Any]) -> list[str]:
 
 def test_every_port_that_is_published_is_one_of_loopback() -> None:
     ports = [port for service in compose()["services"].values() for port in published(service)]
-    assert len(ports) == 5
+    assert len(ports) == 6
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
@@ -101,10 +101,10 @@ class Services:
         )
         return self.roles[name]
 
-    def popmq(self, *arguments: str) -> str:
+    def popmq(self, *arguments: str, proxy: str = "proxy") -> str:
         """A command on the host, through the ports that are published."""
-        proxy = self.addresses["proxy"]
-        where = ("--endpoint", f"{proxy}:8081", "--admin-endpoint", f"{proxy}:8083")
+        address = self.addresses[proxy]
+        where = ("--endpoint", f"{address}:8081", "--admin-endpoint", f"{address}:8083")
         done = run_program([sys.executable, "-m", "popmq.cli", *arguments, *where], timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -128,6 +128,9 @@ def test_the_services_are_a_cluster_of_three_replicas_with_a_console(services: S
     services.popmq("send", "hello", "one")
     received = services.popmq("recv", "hello", "--group", "readers", "--ack", "--json")
     assert json.loads(received)["body"] == "one"
+    services.popmq("send", "hello", "two", proxy="proxy-2")
+    received = services.popmq("recv", "hello", "--group", "readers", "--ack", "--json")
+    assert json.loads(received)["body"] == "two"
     listed = services.popmq("broker", "list", "-o", "json")
     assert set(re.findall(r'"(broker-\d)"', listed)) == {"broker-1", "broker-2", "broker-3"}
     with urllib.request.urlopen(f"http://{services.addresses['console']}:8082/groups") as page:

@@ -23,7 +23,7 @@ from e2e.remoting_programs import (
 )
 from programs import run_program
 
-CONSUMED = ("shared-5", "shared-4", "filtered", "chosen", "told", "assigned", "ordered")
+CONSUMED = ("shared-5", "shared-4", "filtered", "chosen", "told", "assigned", "ordered", "failed")
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -117,6 +117,19 @@ def test_a_consumer_gets_the_messages_that_its_filter_accepts_and_failed_ones_ag
         deadline = time.monotonic() + RUN_S
         while "bad" not in (letters := cluster.popmq("dlq", "peek", "filterers")):
             assert time.monotonic() < deadline, letters
+
+
+def test_a_push_consumer_that_fails_every_message_is_failing(cluster: Cluster) -> None:
+    count = 12
+    for number in range(count):
+        cluster.popmq("send", "failed", f"bad {number}")
+    with consumer(cluster.endpoints[0], "4.9.8", "push", "failers", "failed", "*") as program:
+        program.wait(lambda got: len(got) >= 2 * count, "each message twice")
+        deadline_s, verdict = time.monotonic() + RUN_S, ""
+        while verdict != "FAILING":  # a consumer writes its offsets every five seconds
+            assert time.monotonic() < deadline_s, f"failers are {verdict}"
+            lines = cluster.popmq("lag", "--group", "failers", "--json").splitlines()
+            verdict = next((row["verdict"] for row in map(json.loads, lines)), "")
 
 
 def test_sql_chooses_messages_and_a_wrong_expression_stops_the_start(cluster: Cluster) -> None:

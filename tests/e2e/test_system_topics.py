@@ -38,7 +38,12 @@ def test_system_topics_can_be_read_and_others_are_refused_in_words(tmp_path: Pat
                 revive += shown(
                     up,
                     "rmq_sys_REVIVE_LOG_popmq",
-                    *("--queue", str(queue), "--offset", "0", "--limit", "64"),
+                    "--queue",
+                    str(queue),
+                    "--offset",
+                    "0",
+                    "--limit",
+                    "64",
                 )
         kinds = [manifest["fields"]["kind"] for manifest in revive]  # type: ignore[index]
         assert sorted(kinds) == ["ack", "check_point"]

@@ -200,7 +200,7 @@ def test_a_worker_that_cannot_start_is_the_end_of_the_role(tmp_path: Path) -> No
     )
     assert done.returncode == 1
     assert "proxy.tls_certificate = absent.pem: No such file" in done.stderr
-    assert "worker 1 did not start; it has said why" in done.stderr
+    assert "worker 1 did not start; its error stands above" in done.stderr
 
 
 @pytest.mark.more

@@ -17,7 +17,7 @@ def create(client: Client) -> None:
     for name, kind in (("orders", "normal"), ("reminders", "delay")):
         topic = admin.Topic(name=name, type=kind, queues=4)
         client.topic(admin.CreateTopicRequest(topic=topic))
-    for name, attempts in (("good", 17), ("forgets", 1)):
+    for name, attempts in (("good", 17), ("forgets", 1), ("slow", 17)):
         group = admin.Group(name=name, type="normal", max_attempts=attempts)
         client.group(admin.CreateGroupRequest(group=group))
 
@@ -35,14 +35,14 @@ def message(topic: str, number: int, *, due_s: float = 0) -> api.Message:
 
 
 class Load:
-    """Clients of every kind until it is left: a good group, one that forgets to ack, delays."""
+    """Clients of every kind until it is left: a good group, a slow one, one that forgets to ack."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._guarded, args=(item,))
-            for item in (self._send, self._consume, self._forget)
+            for item in (self._send, self._consume, self._forget, self._dawdle)
         ]
         self.failures: list[BaseException] = []
 
@@ -89,13 +89,20 @@ class Load:
             if even:
                 client.ack("forgets", "orders", even)
 
+    def _dawdle(self, client: Client) -> None:
+        """One message a second, of fifty that come."""
+        while not self._over.wait(1):
+            got = self._receive(client, "slow", "orders", 10_000, limit=1)
+            if got:
+                client.ack("slow", "orders", got)
+
     def _receive(
-        self, client: Client, group: str, topic: str, invisible_ms: int
+        self, client: Client, group: str, topic: str, invisible_ms: int, *, limit: int = 16
     ) -> list[api.Message]:
         return client.receive(
             group,
             api.MessageQueue(topic=api.Resource(name=topic)),
-            limit=16,
+            limit=limit,
             wait_ms=300,
             invisible_ms=invisible_ms,
         )

@@ -26,10 +26,10 @@ from popmq.common.protocol import replication_payloads as replication
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.protocol.replication_payloads import EpochEntry, MasterTimers, TablesMark
 from popmq.common.record.message import RecordKind
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import (
     BrokerSettings,
-    ClusterSettings,
     Settings,
     StoreSettings,
     TimerSettings,

@@ -8,7 +8,7 @@ from crc32c import crc32c
 from popmq.broker.ha.identity import Identity, stored_cluster
 from popmq.common.disk import write_atomically
 from popmq.common.errors import ConfigError, StoreDamaged
-from popmq.common.settings.settings import ClusterSettings
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.testing.disk.lying_disk import LyingDisk
 
 PATH = "data/identity"

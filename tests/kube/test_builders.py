@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from kube.clusters import LARGE, SMALL, cluster, read
+from kube.control_plane import ROOT
 
 from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
 from popmq.operator.model.manifest import Manifest, at, kind_of, name_of
@@ -47,6 +48,21 @@ def test_a_cluster_becomes_what_its_golden_file_says(name: str, given: Manifest)
     if os.environ.get("POPMQ_GOLDEN") == "write":
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["", "https://docs.example/reference/alerts.html"])
+def test_the_alerts_of_a_cluster_lead_to_sections_of_the_page_of_alerts(page: str) -> None:
+    monitoring = {"rules": True, **({"runbookUrl": page} if page else {})}
+    (rules,) = of_kind(made(cluster(monitoring=monitoring)), "PrometheusRule")
+    urls = [
+        rule["annotations"]["runbook_url"]
+        for group in rules["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    text = (ROOT / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
+    sections = {line[3:].lower() for line in text.splitlines() if line.startswith("## ")}
+    assert {url.partition("#")[0] for url in urls} == {page or "docs/reference/alerts.md"}
+    assert {url.partition("#")[2] for url in urls} <= sections
 
 
 @pytest.mark.parametrize("given", [SMALL, LARGE])

@@ -116,6 +116,33 @@ def test_dashboards_and_alerts_are_the_charts_by_value() -> None:
     assert alerts == yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
 
 
+@pytest.mark.heavy
+def test_every_alert_leads_to_a_section_below_the_runbook_url_of_the_values() -> None:
+    page = "https://docs.example/reference/alerts.html"
+    values = ("alerts.enabled=true", f"alerts.runbookUrl={page}", "podMonitor.enabled=true")
+    given = [word for item in values for word in ("--set", f"monitoring.{item}")]
+    rendered = helm("template", "mq", str(CHART), "--kube-version=1.34.0", *given)
+    kinds = {item["kind"]: item for item in yaml.safe_load_all(rendered) if item}
+    urls = [
+        rule["annotations"]["runbook_url"]
+        for group in kinds["PrometheusRule"]["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    headings = (ROOT / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
+    sections = [line[3:].lower() for line in headings.splitlines() if line.startswith("## ")]
+    assert urls == [f"{page}#{section}" for section in sections]
+    # The operator's pods are those that the monitor selects, and its job is that of the alerts.
+    monitor, deployment = kinds["PodMonitor"], kinds["Deployment"]
+    template = deployment["spec"]["template"]
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    )
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (container,) = template["spec"]["containers"]
+    assert endpoint["port"] in [port["name"] for port in container["ports"]]
+    assert "popmq" in monitor["metadata"]["name"]
+
+
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("kube")) as plane:

@@ -19,7 +19,7 @@ from popmq.operator.cluster.data_plane import NetworkDataPlane
 from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
 from popmq.operator.cluster.secret_stage import StoredSecret, secret_stage
 from popmq.operator.model.manifest import Manifest, kind_of
-from popmq.operator.model.spec import SecretUse
+from popmq.operator.model.stages import PeerRequirement
 
 NAME = "demo-cluster-secret"
 USE = "popmq.io/cluster-secret"
@@ -45,7 +45,7 @@ def made_before(world: World) -> Object:
     world.add(given)
     stored = world.api.get("brokerclusters", "apps", "demo")
     assert stored is not None
-    spec = replace(read(stored), secret_use=SecretUse.NONE, image="popmq:1")
+    spec = replace(read(stored), secret_use=PeerRequirement.NONE, image="popmq:1")
     inputs = ClusterInputs(world.now, new_cluster_secret=False)
     for manifest in desired(spec, first_shapes(spec), inputs):
         world.api.put(kind_of(manifest).plural, manifest)

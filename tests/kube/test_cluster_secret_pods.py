@@ -20,12 +20,14 @@ from popmq.cli.client import CallRefused, Client
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.cluster_secret import ClusterSecret, parse_cluster_secret
 from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frame_tls import FrameTls
 from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.signing import Signer
 from popmq.operator.cluster.data_plane import NetworkDataPlane
 from popmq.operator.cluster.reconcile import Reconciler
 from popmq.operator.kube.api_client import ApiClient, ApiError
+from popmq.operator.model.certificates import authority, between_processes
 from popmq.operator.model.conditions import verdict_in
 from popmq.operator.resources.users import signer_in
 
@@ -34,6 +36,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 # Addresses that no other test of this machine has, so that ports may be the real ones.
 NETWORK = f"127.{16 + os.getpid() // 250 % 200}.{os.getpid() % 250}"
 WHOLE_S = 150.0
+NOW = datetime.now(UTC)
 SMALL: dict[str, Any] = {
     "brokers": {"replicas": 1, "storage": {"size": "1Gi"}},
     "controller": {"replicas": 1},
@@ -105,10 +108,12 @@ async def reconcile_until_ready(plane: ControlPlane, users: str = "") -> Object:
         await api.close()
 
 
-async def connects(address: str, role: ProcessRole, secret: ClusterSecret | None) -> str:
+async def connects(
+    address: str, role: ProcessRole, secret: ClusterSecret | None, tls: FrameTls | None = None
+) -> str:
     """Empty: the peer accepts this process; else why not."""
     hello = Hello(role=role, name="intruder", cluster="demo")
-    settings = FrameSettings(secret=secret, secret_required=False)
+    settings = FrameSettings(secret=secret, secret_required=False, tls=tls)
     port = FramePort(address, hello, settings=settings)
     port.start()
     try:
@@ -126,7 +131,7 @@ def test_a_process_without_the_secret_is_refused_by_the_brokers_and_controllers_
     plane = node.plane
     plane.apply(CLUSTER)
     status = asyncio.run(reconcile_until_ready(plane))
-    assert status["glance"]["masters"] == "1/1", "the operator proved the secret to the controller"
+    assert status["summary"]["masters"] == "1/1", "the operator proved the secret to the controller"
     assert verdict_in(status, "Authenticated").reason == "Required"
     secret = plane.get("/api/v1/namespaces/apps/secrets/demo-cluster-secret")
     assert secret is not None
@@ -139,6 +144,42 @@ def test_a_process_without_the_secret_is_refused_by_the_brokers_and_controllers_
             other = asyncio.run(connects(address, asker, ClusterSecret((b"x" * 64,))))
             assert "another cluster secret" in other, (role, asker)
         assert asyncio.run(connects(address, ProcessRole.PROXY, ours)) == ""
+
+
+def tls_of(secret: Object, ca: Object) -> FrameTls:
+    """A peer that shows the certificate of one Secret and trusts the CA of another."""
+    certificate, key = (base64.b64decode(secret["data"][name]) for name in ("tls.crt", "tls.key"))
+    trusted = base64.b64decode(ca["data"]["ca.crt"])
+    return FrameTls.of_pem(certificate, key, trusted, name="popmq", required=True)
+
+
+def test_pods_with_tls_between_them_serve_and_refuse_plain_text_and_other_certificates(
+    node: ProcessNode,
+) -> None:
+    plane = node.plane
+    plane.apply(given("demo", "apps", **SMALL, tls={"betweenProcesses": True}))
+    status = asyncio.run(reconcile_until_ready(plane))
+    assert status["glance"]["masters"] == "1/1", "the operator used TLS to the controller"
+    assert verdict_in(status, "ProcessTls").reason == "Required"
+    secrets = "/api/v1/namespaces/apps/secrets"
+    stored = plane.get(f"{secrets}/demo-cluster-secret")
+    process = plane.get(f"{secrets}/demo-process-tls")
+    of_proxies = plane.get(f"{secrets}/demo-tls")
+    assert stored is not None
+    assert process is not None
+    assert of_proxies is not None
+    ours = parse_cluster_secret(base64.b64decode(stored["data"]["secret"]), "the Secret")
+    other = {"data": between_processes(None, authority(None, "x", NOW), "popmq", NOW)}
+    for role, port in (("controller", 9878), ("broker", 10911)):
+        address, asker = address_of(plane, role, port), ProcessRole.PROXY
+        good = asyncio.run(connects(address, asker, ours, tls_of(process, process)))
+        plain = asyncio.run(connects(address, asker, ours))
+        foreign = asyncio.run(connects(address, asker, ours, tls_of(other, process)))
+        of_proxy = asyncio.run(connects(address, asker, ours, tls_of(of_proxies, process)))
+        assert good == ""
+        assert "the peer does not use TLS" in plain
+        assert "TLS failed" in foreign
+        assert "TLS failed" in of_proxy
 
 
 def test_callers_of_a_new_cluster_must_be_users_until_its_mode_is_another(

@@ -154,7 +154,7 @@ def test_the_first_message_of_a_user_goes_over_tls_through_another_port(
     port = free_port()
     command = ["up", "--host", "0.0.0.0", "--auth"]
     server = podman.start(
-        *("--publish", f"127.0.0.1:{port}:8081", "--env", "POPMQ_PROXY_TLS=only"), TAG, *command
+        "--publish", f"127.0.0.1:{port}:8081", "--env", "POPMQ_PROXY_TLS=only", TAG, *command
     )
     secret = json.loads(podman("exec", server, "cat", "/var/lib/popmq/admin.json"))
     environment = {

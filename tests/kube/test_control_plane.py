@@ -54,7 +54,7 @@ def test_a_cluster_comes_up_where_pod_security_is_restricted(
     plane.apply(given("demo", namespace))
     running = Running(plane)
     status = running.until("demo", namespace)
-    assert status["glance"] == {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
+    assert status["summary"] == {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
     shown = plane.kubectl("get", "bcl", "-n", namespace)
     assert "True    1/1       3/3       2/2" in shown
     before = {pod["metadata"]["uid"] for pod in running.pods(namespace)}
@@ -447,7 +447,7 @@ def test_the_quickstart_is_a_cluster_with_an_operator(plane: ControlPlane, names
     plane.kubectl("rollout", "status", "deployment/popmq-operator", "--timeout=60s", *where)
     plane.kubectl("apply", "-n", namespace, "-f", f"{ROOT}/deploy/quickstart.yaml")
     status = Running(plane).until("demo", namespace)
-    assert status["glance"] == {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
+    assert status["summary"] == {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
     ready = ("--for=condition=Ready", "brokercluster/demo", "--timeout=60s")
     plane.kubectl("wait", "-n", namespace, *ready)
     plane.kubectl("delete", "namespace", "popmq-system", "--wait=false")
@@ -459,7 +459,7 @@ def test_kubectl_scale_changes_the_proxies(plane: ControlPlane, namespace: str) 
     running.until("demo", namespace)
     plane.kubectl("scale", "bcl/demo", "-n", namespace, "--replicas=4")
     status = running.until("demo", namespace)
-    assert status["glance"]["proxies"] == "4/4"
+    assert status["summary"]["proxies"] == "4/4"
 
 
 def test_an_autoscaler_changes_the_proxies_and_the_operator_leaves_it_alone(
@@ -488,8 +488,8 @@ def test_an_autoscaler_changes_the_proxies_and_the_operator_leaves_it_alone(
         settled(**scaled)
         for name in scaled:
             plane.wait(name, lambda name=name: replicas(name) == 4, limit_s=60)
-            assert running.until(name, namespace)["glance"]["proxies"] == "4/4"
+            assert running.until(name, namespace)["summary"]["proxies"] == "4/4"
         plane.kubectl("scale", "bcl/cpu", "-n", namespace, "--replicas=3")
         status = running.until("cpu", namespace)
         assert verdict_in(status, "ReplicasIgnored").reason == "Autoscaled"
-        assert status["glance"]["proxies"] == "4/4"
+        assert status["summary"]["proxies"] == "4/4"

@@ -15,7 +15,7 @@ def test_the_number_of_groups_and_replicas_grows_at_once() -> None:
         world.change(brokers={"groups": 2, "replicas": 3})
         await world.run()
         assert len(world.pods()) == 6
-        assert world.status()["glance"]["inSync"] == "6/6"
+        assert world.status()["summary"]["inSync"] == "6/6"
 
     play(story)
 
@@ -359,6 +359,6 @@ def test_a_spec_that_cannot_be_changes_nothing_and_says_why() -> None:
         assert (
             "spec.config[pop.max_batch] = 1000: at most 64" in world.condition("Ready")["message"]
         )
-        assert world.status()["glance"]["masters"] == "1/1"
+        assert world.status()["summary"]["masters"] == "1/1"
 
     play(story)

@@ -172,7 +172,8 @@ def unknown_parts(schema: dict[str, Any], value: Any, path: str) -> Iterator[str
 def test_objects_on_the_pages_have_only_what_the_definitions_know() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     blocks = re.findall(r"^```yaml\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
-    texts = [*blocks, (ROOT / "deploy" / "quickstart.yaml").read_text(encoding="utf-8")]
+    files = [ROOT / "deploy" / f"{name}.yaml" for name in ("quickstart", "showcase")]
+    texts = [*blocks, *(path.read_text(encoding="utf-8") for path in files)]
     values = [value for text in texts for value in yaml.safe_load_all(text)]
     own = [
         value

@@ -255,6 +255,10 @@ class Rolled:
         self.plane.apply(given("demo", self.namespace, **few, **spec))
 
     @property
+    def log(self) -> str:
+        return self.operators.log("one")
+
+    @property
     def ready_brokers(self) -> int:
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         selector = "labelSelector=app.kubernetes.io/component=broker"
@@ -284,7 +288,7 @@ def test_a_cluster_is_made_rolled_scaled_in_and_deleted(rolled: Rolled) -> None:
         watched.settle()
     assert watched.most_down == {"demo-broker-0": 1}
     gone = [name for name in watched.gone if "-broker-" in name]
-    assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"]
+    assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"], rolled.log
     rolled.apply(image="popmq:2", brokers={"replicas": 2})
     plane.wait("two brokers", lambda: rolled.has_settled and rolled.ready_brokers == 2)
     plane.kubectl("delete", "bcl", "demo", "-n", namespace, "--wait=true", "--timeout=60s")
@@ -316,7 +320,7 @@ def test_an_operator_killed_at_each_step_of_a_roll_is_followed_by_one_that_goes_
     assert watched.most_down == {"demo-broker-0": 1}
     assert slow_brokers.fewest == 2
     gone = [name for name in watched.gone if "-broker-" in name]
-    assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"]
+    assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"], rolled.log
     assert len(killer.struck) == 3 * 2 + 2 + 3, killer.struck
 
 

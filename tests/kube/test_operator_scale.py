@@ -142,7 +142,7 @@ def _foreign(plane: ControlPlane, number: int) -> None:
     [
         (30, 60, 200 << 20, 0.1),
         pytest.param(
-            *(100, 330, 300 << 20, 0.2), marks=[pytest.mark.long, pytest.mark.timeout(3_000)]
+            100, 330, 300 << 20, 0.2, marks=[pytest.mark.long, pytest.mark.timeout(3_000)]
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_an_operator_takes_a_cluster_of_the_one_before_over_and_restarts_nothing
         states = [
             conditions_by_type.get(name, {}).get("status") for name in ("Ready", "Progressing")
         ]
-        shown = (status.get("glance") or {}).get("proxies")
+        shown = (status.get("summary") or {}).get("proxies")
         return (
             states == ["True", "False"]
             and seen == {manifest["metadata"].get("generation")}

@@ -12,7 +12,7 @@ def test_a_cluster_comes_up_and_says_so_at_a_glance() -> None:
     async def story(world: World) -> None:
         await running(world)
         status = world.status()
-        assert status["glance"] == {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
+        assert status["summary"] == {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
         assert world.condition("Ready")["status"] == "True"
         assert world.condition("Progressing")["status"] == "False"
         assert status["plan"] == []

@@ -72,14 +72,14 @@ def installed(plane: ControlPlane) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         plane.post("/api/v1/namespaces", body)
     for kind in ("PodMonitor", "PrometheusRule"):
-        plane.apply(_definition(kind))
+        plane.apply(prometheus_definition(kind))
     command = ["install", "mq", "charts/popmq", "--set", "operator.watchNamespaces={apps}"]
     where = [f"--kubeconfig={plane.folder}/admin.kubeconfig", "--namespace=system"]
     subprocess.run([find_assets() / "helm", *command, *where], check=True, cwd=ROOT, timeout=120)
     plane.wait_for_definitions()
 
 
-def _definition(kind: str) -> Object:
+def prometheus_definition(kind: str) -> Object:
     """As much as the Prometheus operator's has to have to be one."""
     plural = f"{kind.lower()}s"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

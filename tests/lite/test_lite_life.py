@@ -252,7 +252,7 @@ def test_a_slave_has_the_same_tables_and_goes_on_when_it_is_promoted(tmp_path: P
     topic = master.broker.registry.topic(TOPIC)
     gone = lites.find(topic.id, "gone")
     assert gone is not None
-    master.broker.lite_expiry.remove(gone)
+    master.broker.expiries.lites.remove(gone)
     master.run_until_idle()
     pair.follow()
     slave = pair.slave.broker.registry.lites

@@ -137,7 +137,7 @@ def test_a_reset_leaves_alone_a_lite_topic_that_ends_while_it_is_looked_up() -> 
     topic = registry.topic(TOPIC)
     gone = registry.lites.find(topic.id, "room-3")
     assert gone is not None
-    core.broker.lite_expiry.remove(gone)
+    core.broker.expiries.lites.remove(gone)
     core.run_until_idle()
     assert answer.body is not None
     told_of = {queue.queue_id for queue in pb.ResetOffsetReply.FromString(answer.body).queues}

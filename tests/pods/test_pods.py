@@ -72,7 +72,7 @@ class Site:
         expected = {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
         settled = self.condition("Ready") == "True" and self.condition("Progressing") == "False"
         complete = self.condition("Degraded") == "False"
-        return settled and complete and self.status().get("glance") == expected
+        return settled and complete and self.status().get("summary") == expected
 
     @property
     def master(self) -> str:
@@ -135,7 +135,7 @@ class Site:
 
     @property
     def proxies(self) -> str:
-        return str((self.status().get("glance") or {}).get("proxies"))
+        return str((self.status().get("summary") or {}).get("proxies"))
 
     @property
     def limits(self) -> list[Object]:

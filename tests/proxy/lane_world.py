@@ -101,8 +101,13 @@ class Server:
 
     def connect(self) -> LeanConnection:
         return LeanConnection(
-            *(self.methods, self.limits, self.counters, self.clock.boot_ms, lambda: None),
-            *(self.shared, "10.0.0.9:999"),
+            self.methods,
+            self.limits,
+            self.counters,
+            self.clock.boot_ms,
+            lambda: None,
+            self.shared,
+            "10.0.0.9:999",
         )
 
     def end_turn(self) -> None:

@@ -32,7 +32,7 @@ class Slave(CoreBroker):
 
     def begin(self, broker: Broker) -> None:
         broker.open()
-        broker.slave_lifecycle.start()
+        broker.records.slave_lifecycle.start()
 
     def take(self, source: CoreBroker, *, most: int = 1 << 62, piece: int = 1 << 20) -> None:
         """Copy the log up to its end, or up to `most`; all of it durable here."""
@@ -60,9 +60,9 @@ class Slave(CoreBroker):
     def promote(self) -> None:
         store = self.broker.store
         assert store.slave is not None
-        store.on_durable = store.confirm  # the only one that is left
-        self.broker.slave_lifecycle.promote(store.slave.apply.newest(store.end).epoch + 1)
+        self.broker.records.slave_lifecycle.promote(store.slave.apply.newest(store.end).epoch + 1)
         self.run_until_idle()
+        store.confirm(store.durable)  # the only replica that is left
         self.run_steps()
         assert self.broker.serving
 

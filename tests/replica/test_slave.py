@@ -10,6 +10,7 @@ from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, sen
 from popmq.broker.deliveries.ended_check_points import OUTCOME_MS
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.store_metrics import EpochLogTime
+from popmq.broker.node.metrics import broker_metrics
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.state_hashes import Compared
 from popmq.common.disk import ColdRead
@@ -19,7 +20,7 @@ from popmq.common.protocol.messaging_payloads import ClientsReport, Kind
 from popmq.common.record.message import HEADER_SIZE, RecordKind
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.testing.disk.lying_disk import LyingDisk
-from popmq.testing.harness.core_broker import bodies, pop
+from popmq.testing.harness.core_broker import CoreBroker, bodies, pop
 
 
 @pytest.fixture
@@ -41,6 +42,33 @@ def test_a_slave_has_nothing_in_its_tables_that_is_not_confirmed(pair: Pair) -> 
     pair.follow()
     topic = pair.slave.broker.registry.topic("orders")
     assert sum(slave.queue(topic.id, queue).count for queue in (0, 1)) == len(sent)
+
+
+def test_the_lag_of_a_group_is_a_metric_of_its_master_alone(pair: Pair) -> None:
+    """A slave has the same tables: sums over all brokers would count each message twice."""
+
+    def counted(core: CoreBroker) -> dict[str, float]:
+        core.run_until_idle()
+        readings = list(broker_metrics(core.broker))
+        kinds = ("consumer_", "dlq_messages", "timer_timing_messages", "half_messages", "audit_")
+        return {
+            metric.name: metric.value
+            for metric in readings
+            if metric.name.startswith(kinds) and metric.name != "consumer_pairs_summed"
+        }
+
+    pair.master.topic("later", type=MessageType.DELAY)
+    fill(pair.master, 5)
+    pair.master.receive("orders", "g", limit=1)
+    due_ms = pair.master.broker.store.log_ms() + 8 * HOUR
+    send(pair.master, "1", due_ms, topic="later")
+    pair.follow()
+    on_master = counted(pair.master)
+    assert on_master["consumer_lag_messages"] == 5
+    assert on_master["timer_timing_messages"] == 1
+    assert counted(pair.slave) == {}
+    promoted = pair.fail_over()
+    assert counted(promoted).keys() >= {"consumer_lag_messages", "timer_timing_messages"}
 
 
 def test_an_ack_of_a_buffered_group_is_ok_again_at_the_promoted_slave(pair: Pair) -> None:
@@ -149,7 +177,7 @@ def test_a_delivery_that_was_answered_for_sure_is_renewed_by_the_next_master(
         pair.follow()
         pair.clock.advance(6_000)
         lived = EpochLogTime(epoch, pair.master.broker.store.log_ms())
-        pair.slave.broker.slave_lifecycle.master_lived = lived
+        pair.slave.broker.records.slave_lifecycle.master_lived = lived
     else:
         pair.clock.advance(6_000)
         pair.master.send("orders", b"later")
@@ -173,7 +201,7 @@ def test_what_another_master_told_of_its_life_says_nothing_of_the_last_one(
     pair.follow()
     store = pair.master.broker.store
     lived = EpochLogTime(store.epoch + other, store.log_ms() + 60_000)
-    pair.slave.broker.slave_lifecycle.master_lived = lived
+    pair.slave.broker.records.slave_lifecycle.master_lived = lived
     pair.master.send("orders", b"lost")
     pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
     pair.follow()
@@ -190,7 +218,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
     store = pair.slave.broker.store
     assert store.slave is not None
     end, served = store.end, []
-    pair.slave.broker.slave_lifecycle.promote(7, lambda: served.append(store.epoch))
+    pair.slave.broker.records.slave_lifecycle.promote(7, lambda: served.append(store.epoch))
     pair.slave.run_until_idle()
     pair.slave.run_steps()
     assert not pair.slave.broker.serving
@@ -207,7 +235,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
 def test_an_epoch_that_the_log_has_already_begins_nothing(pair: Pair) -> None:
     pair.follow()
     with pytest.raises(AssertionError, match="epoch 1 behind epoch 1"):
-        pair.slave.broker.slave_lifecycle.promote(1)
+        pair.slave.broker.records.slave_lifecycle.promote(1)
 
 
 def test_a_slave_fires_nothing_and_the_promoted_one_fires_each_timer_once(pair: Pair) -> None:

@@ -32,7 +32,7 @@ def copied(
     master = pair.master.broker.store
     path = pair.folder / "master" / "snapshot" / f"{master.snapshots.position:020d}"
     data = change(path.read_bytes())
-    install = slave.broker.slave_lifecycle.begin_install(master.start)
+    install = slave.broker.records.slave_lifecycle.begin_install(master.start)
     for at in range(0, len(data), 1_000):
         install.append_chunk(data[at : at + 1_000])
     results: list[str] = []

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from popmq.common.metric_table.table import TABLE
 from popmq.reports.output import svg
-from popmq.reports.output.exposition import exposition, push, write_file
+from popmq.reports.output.exposition import _GAUGES, PREFIX, exposition, push, write_file
 from popmq.reports.output.files import to_json, write_csv
 from popmq.reports.output.formatting import cell, span
 from popmq.reports.output.page import to_html
@@ -154,6 +155,16 @@ def test_metrics_leave_out_what_is_unknown_and_escape_labels() -> None:
     assert labels["popmq_report_lag_complete"][1] == 1
     assert "popmq_report_eta_seconds" not in labels
     assert "NaN" not in text
+
+
+def test_the_table_of_metrics_has_what_reports_are_exposed_as() -> None:
+    exposed = {name for gauges in _GAUGES.values() for name, _ in gauges.values()} | {"group_ok"}
+    for report in ("lag", "revive", "delay"):
+        exposed |= {f"{report}_timestamp_seconds", f"{report}_complete"}
+    described = {row.exposed for row in TABLE.values() if row.role == "report"}
+    assert {f"{PREFIX}{name}" for name in exposed} - described == set()
+    others = [row.exposed for row in TABLE.values() if row.role != "report"]
+    assert [name for name in others if name.startswith(PREFIX)] == []
 
 
 def test_a_file_of_metrics_is_replaced_whole(tmp_path: Path) -> None:

@@ -275,3 +275,16 @@ def test_the_admin_port_asks_who_calls_too(tmp_path: Path) -> None:
                 except CallRefused as refused:
                     answered = refused.number
             assert answered == code
+
+
+def test_a_change_of_a_user_is_no_conflict_with_the_clock_that_a_proxy_learns(
+    cluster: Cluster,
+) -> None:
+    request = service.HeartbeatRequest(group=GROUP, client_type=pb.SIMPLE_CONSUMER)
+    users = {f"clock-{number}": cluster.user(f"clock-{number}") for number in range(40)}
+    heartbeat = cluster.channel.unary_unary(M + "Heartbeat")
+    for name, user in users.items():
+        first = heartbeat.future(request.SerializeToString(), metadata=user.headers(), timeout=30)
+        change = own.AlterUserRequest(name=name, state="disabled")
+        cluster.client.call_admin(change, own.UserReply)
+        first.result()

@@ -5,6 +5,7 @@ The table is that of docs/security.md.  A start is judged by the sockets of its 
 
 import json
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,19 +110,41 @@ STARTS = {
 
 def reachable(pid: int) -> set[str]:
     """Listening TCP sockets of the process and its children that are not on loopback."""
+    return {address for address in listening(pid) if not on_loopback(address)}
+
+
+def listening(pid: int) -> set[str]:
+    """TCP sockets of the process and its children, also those on loopback."""
     sockets = set()
     for member in [pid, *children(pid)]:
-        inodes = {
-            link.readlink().name[len("socket:[") : -1]
-            for link in Path(f"/proc/{member}/fd").iterdir()
-            if link.is_symlink() and link.readlink().name.startswith("socket:[")
-        }
+        inodes = inodes_of(member)
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{member}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == LISTENING and fields[9] in inodes and not on_loopback(fields[1]):
+                if fields[3] == LISTENING and fields[9] in inodes:
                     sockets.add(fields[1])
     return sockets
+
+
+def unix_sockets(pid: int) -> set[Path]:
+    """Paths that the process and its children listen on."""
+    paths = set()
+    for member in [pid, *children(pid)]:
+        inodes = inodes_of(member)
+        for line in Path(f"/proc/{member}/net/unix").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[6] in inodes and len(fields) > 7:
+                paths.add(Path(fields[7]))
+    return paths
+
+
+def inodes_of(pid: int) -> set[str]:
+    """Of its sockets."""
+    return {
+        link.readlink().name[len("socket:[") : -1]
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if link.is_symlink() and link.readlink().name.startswith("socket:[")
+    }
 
 
 def children(pid: int) -> list[int]:
@@ -163,6 +186,23 @@ def failed(start: Start, folder: Path) -> str:
     assert done.returncode == 1, done.stdout
     assert "ready:" not in done.stdout
     return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "processes"), [(["--workers", "2"], 1), (["--replicas", "2"], 4)]
+)
+def test_processes_of_one_machine_open_no_tcp_port_for_frames(
+    flags: Sequence[str], processes: int, tmp_path: Path
+) -> None:
+    """Of TCP there is the public port, and the metrics of each process but workers."""
+    with Role("up", [*UP, *flags], folder=tmp_path, settings={}) as role:
+        assert len(listening(role.pid)) == 1 + processes
+        sockets = {role.folder / path for path in unix_sockets(role.pid)}
+        assert {"controller.sock"} <= {path.name for path in sockets}
+        for path in sockets:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            if path.name != "frames.sock":  # that is in the data directory
+                assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("role", ["controller", "broker"])
@@ -217,8 +257,11 @@ def test_a_brokercluster_is_open_where_its_spec_takes_plain_text(
             of_cluster(cluster(tls=tls, config={"listen.open_to_anybody": "false"}))
 
 
-def test_the_quickstart_says_that_it_takes_plain_text_and_requires_the_secret_of_frames() -> None:
-    documents = yaml.safe_load_all((ROOT / "deploy" / "quickstart.yaml").read_text())
+@pytest.mark.parametrize("name", ["quickstart", "showcase"])
+def test_the_quickstart_says_that_it_takes_plain_text_and_requires_the_secret_of_frames(
+    name: str,
+) -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy" / f"{name}.yaml").read_text())
     (quickstart,) = (item for item in documents if item["kind"] == "BrokerCluster")
     assert quickstart["spec"]["config"] == {TO_ANYBODY: "true"}
     values = of_cluster(quickstart)

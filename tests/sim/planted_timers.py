@@ -54,17 +54,17 @@ def fired_without_how_much_was_enqueued(patch: Patch) -> None:
 
 def late_by_the_due_time_alone(patch: Patch) -> None:
     """What is due in the cursor's millisecond is taken for late, whoever it is."""
-    judge = TimerState.judge
+    classify = TimerState.classify
 
     def wrong(self: TimerState, timer: Any, *, moved: bool = False) -> bool:
         cursor = self.cursor
         self.cursor = cursor[0], 1 << 60
         try:
-            return judge(self, timer, moved=moved)
+            return classify(self, timer, moved=moved)
         finally:
             self.cursor = cursor
 
-    patch.setattr(TimerState, "judge", wrong)
+    patch.setattr(TimerState, "classify", wrong)
 
 
 def recall_not_written(patch: Patch) -> None:
@@ -155,7 +155,7 @@ def moved_body_ignored(patch: Patch) -> None:
         if not entry.moved:
             enqueue(self, entry)
         elif entry.offset >= self._state.classified:
-            self._judge(entry)
+            self._classify(entry)
 
     patch.setattr(TimerEnqueue, "_enqueue", wrong)
 
@@ -214,9 +214,9 @@ def recall_forgotten_before_it_is_judged(patch: Patch) -> None:
     forget = TimerState._forget_cancelled
 
     def wrong(self: TimerState, until_ms: int) -> None:
-        position, self._judged_position = self._judged_position, 1 << 62
+        position, self._classified_position = self._classified_position, 1 << 62
         forget(self, until_ms)
-        self._judged_position = position
+        self._classified_position = position
 
     patch.setattr(TimerState, "_forget_cancelled", wrong)
 

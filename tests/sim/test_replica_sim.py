@@ -121,7 +121,7 @@ def fires_on_where_it_enqueued(patch: Patch) -> None:
     """A promoted slave goes on without judging what the old master had not."""
 
     def wrong(self: TimerService) -> None:
-        self.firing = self.enqueue.judging = True
+        self.firing = self.enqueue.classifying = True
         self.state.skip(self.queue.count)
 
     patch.setattr(TimerService, "promote", wrong)

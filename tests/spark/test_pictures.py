@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from e2e.many import Many
+from e2e.panels import CHOSEN, MONITORING, concrete
 from e2e.prometheus import Prometheus
-from e2e.test_prometheus import MONITORING, concrete
 from e2e.watched_load import Load, create
 from programs import run_program
 from spark.browser import Browser
@@ -43,7 +43,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Many, Pr
     with Many(folder, "--groups", "2", "--replicas", "2", settings=often) as many:
         targets = [process["listens"]["http.listen"] for process in many.state["processes"]]
         with (
-            Prometheus(folder, targets, MONITORING / "alerts.yml") as prometheus,
+            Prometheus(folder, targets, MONITORING / "alerts.yml", labels=[CHOSEN]) as prometheus,
             Client(many.ready.endpoint) as client,
         ):
             create(client)

@@ -198,7 +198,7 @@ def test_a_stream_outlives_its_broker_and_counts_everything_once(
 
 def wait_for_reads(cluster: Cluster) -> None:
     until_s = time.monotonic() + FOUND_WITHIN_S
-    while cluster.broker.metric("popmq_report_read_bytes_total") < 100_000:
+    while cluster.broker.metric("popmq_sampler_read_bytes_total") < 100_000:
         assert time.monotonic() < until_s, "nothing was read"
         time.sleep(0.02)
 

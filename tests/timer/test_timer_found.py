@@ -244,13 +244,13 @@ def test_a_second_timer_waits_for_its_moved_body_as_the_first_one_did() -> None:
 
 
 def test_a_late_timer_that_moved_is_known_though_its_first_record_is_gone() -> None:
-    """A start from a snapshot that is older than its judgement finds the moved record only."""
+    """A start from a snapshot that is older than its classification finds the moved record only."""
     state = TimerState()
     state.ended(FiringToken(64, 5_000, 10, 0, 0))
     moved = Timer(4_000, 20, 900, 150, 64, 7)
     state.skip(7)
     state.is_late(moved)
-    assert state.judge(moved, moved=True) is False
+    assert state.classify(moved, moved=True) is False
     assert state.late == {20: moved}
     state.ended(FiringToken(64, 4_000, 20, 8, 7, late=True))
     assert state.late == {}
@@ -261,7 +261,7 @@ def test_the_place_of_a_body_that_moved_is_not_forgotten_for_its_first_one() -> 
     state.ended(FiringToken(64, 5_000, 10, 0, 0))
     moved = Timer(4_000, 20, 900, 150, 64, 7)
     state.is_late(moved)
-    state.judge(Timer(4_000, 20, 20, 150, 64, 0))
+    state.classify(Timer(4_000, 20, 20, 150, 64, 0))
     assert state.late == {20: moved}
 
 
@@ -305,7 +305,7 @@ def test_a_slot_that_is_damaged_when_the_broker_stops_does_not_keep_it_from_stop
 
 
 def test_a_recall_of_a_record_that_is_gone_is_forgotten_in_a_start_from_an_older_snapshot() -> None:
-    """Seed 500235: the newer snapshot had forgotten it, and what was not is never judged again."""
+    """Seed 500235: the newer snapshot had forgotten the recall, which is classified once only."""
     state = TimerState()
     state.cancel(5_000, 700, 64)
     state.skip(1, log_start=4_096)
@@ -321,7 +321,7 @@ def test_a_start_from_a_snapshot_before_records_were_judged_that_are_gone_goes_o
     position = store.last_position
     recall, topic_id = recalls(core)
     assert recall.recall(topic_id, "A") is RecallResult.DONE
-    for _ in range(30):  # segments, and in neither of two snapshots it is judged
+    for _ in range(30):  # segments, and in neither of two snapshots it is classified
         core.send("noise", bytes(60_000))
         core.run_steps()
     core.clock.advance(3 * HOUR)

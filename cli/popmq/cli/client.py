@@ -105,7 +105,7 @@ class CallRefused(PopmqError):
 
 
 class CallFailed(PopmqError):
-    """No reply: nobody listens there, the time ran out, or it is not a popmq that answers."""
+    """No reply: the connection was refused, the time ran out, or the server is no popmq."""
 
     code = Code.HA_NOT_AVAILABLE
 

@@ -52,8 +52,12 @@ def run_report(args: Args) -> int:
         report = run(
             args.report,
             ReportOptions(
-                *(args.group, args.topic, args.since, args.window),
-                *(args.failing_percent, args.failing_least),
+                args.group,
+                args.topic,
+                args.since,
+                args.window,
+                args.failing_percent,
+                args.failing_least,
             ),
             endpoint=_endpoints(args),
             history=args.history or "",

@@ -212,8 +212,13 @@ class ConsoleClient:
             members=members,
             parked=[
                 ParkedKey(
-                    *(key.topic, key.key, key.queue_id, key.broker, key.messages),
-                    *(key.parked_ms, key.state),
+                    key.topic,
+                    key.key,
+                    key.queue_id,
+                    key.broker,
+                    key.messages,
+                    key.parked_ms,
+                    key.state,
                 )
                 for key in described.parked
             ],
@@ -259,7 +264,10 @@ class ConsoleClient:
         pending = {each.topic: each.count for each in view.timers.pending}
         rows = [
             TopicRow(
-                *(topic.name, topic.type, topic.queues, topic.permission),
+                topic.name,
+                topic.type,
+                topic.queues,
+                topic.permission,
                 groups=len(lags.get(topic.name, ())),
                 lag=sum(lag.lag for lag in lags.get(topic.name, ())),
                 timers=pending.get(topic.name, 0),
@@ -294,7 +302,8 @@ class ConsoleClient:
         route = self.calls.query_route(topic)
         return [
             QueueView(
-                *(queue.broker.name, queue.id),
+                queue.broker.name,
+                queue.id,
                 start=self.calls.start_offset(queue),
                 end=self.calls.end_offset(queue),
             )

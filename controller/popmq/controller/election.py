@@ -76,7 +76,7 @@ def first_record(living: Sequence[ReplicaHeartbeat]) -> GroupRecord | str:
     nothing that anybody was told, so all of them are the set.
     """
     if not living:
-        return "no broker of the group is heard"
+        return "no broker of the group sends heartbeats"
     requested = max(heartbeat.replicas for heartbeat in living)
     written = [heartbeat for heartbeat in living if not heartbeat.is_empty]
     if len(written) > 1:

@@ -68,8 +68,8 @@ def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> FailoverPlan:
     if to is None:
         raise Refused(
             Code.PRECONDITION_FAILED,
-            f"broker group {group.name}: no member of the SyncStateSet but the master is heard, "
-            "so nobody could take over without a loss",
+            f"broker group {group.name}: only the master of the SyncStateSet sends heartbeats, "
+            "so no broker could take over without a loss",
         )
     return FailoverPlan(to, master)
 
@@ -84,7 +84,7 @@ def _named(group: ReplicaGroup, node: str) -> ReplicaHeartbeat:
     if not group.alive(heartbeat.store_id):
         raise Refused(
             Code.PRECONDITION_FAILED,
-            f"node {node} of {group.name} is not heard: a broker that is away cannot lead",
+            f"node {node} of {group.name} sends no heartbeats: a broker that is away cannot lead",
         )
     return heartbeat
 
@@ -101,7 +101,7 @@ def _outside_the_set(
     if named is None:
         raise Refused(
             Code.PRECONDITION_FAILED,
-            f"broker group {group.name} has no record: say who leads with --to NODE --unclean; "
+            f"broker group {group.name} has no record: name its master with --to NODE --unclean; "
             "what only the others have is lost",
         )
     if able:
@@ -115,9 +115,9 @@ def _outside_the_set(
     if not unclean:
         raise Refused(
             Code.PRECONDITION_FAILED,
-            f"node {named.node} is not in the SyncStateSet of {group.name}, and no member is "
-            "heard: start one of them, or give up what only they have with --unclean, after "
-            "making sure that none of them runs",
+            f"node {named.node} is not in the SyncStateSet of {group.name}, and no member "
+            "sends heartbeats: start a member, or give up what only the members have with "
+            "--unclean, after making sure that none of them runs",
         )
     return FailoverPlan(named, unclean=True)
 

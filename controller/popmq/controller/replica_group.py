@@ -187,8 +187,8 @@ class ReplicaGroup:
         if leader is None:
             names = ", ".join(map(self.replicas.name, record.sync_state_set))
             self._say(
-                f"no member of the SyncStateSet ({names}) is heard: any one that comes back with "
-                "its data can lead"
+                f"no member of the SyncStateSet ({names}) sends heartbeats: any member that comes "
+                "back with its data can lead"
             )
             return None
         self._say("")

@@ -104,7 +104,7 @@ class Replicas:
                 Code.PRECONDITION_FAILED,
                 f"broker group {self._group}: node {replica.node} with store {replica.store_id} at "
                 f"{replica.address} is refused, because node {other.node} with store "
-                f"{other.store_id} at {other.address} was heard "
+                f"{other.store_id} at {other.address} sent a heartbeat "
                 f"{self.silent_ms(other.store_id, now_ms=now_ms)} ms ago: a node's name "
                 "(broker.node) and a data directory belong to one process; stop the other for "
                 f"{self._dead_after_ms} ms (controller.dead_after_ms)",

@@ -93,9 +93,10 @@ class Routes:
             raise Refused(
                 Code.PRECONDITION_FAILED,
                 f"two brokers are called {route.broker}: store {known.store_id!r} at "
-                f"{known.address}, heard {silent_ms} ms ago, and store {route.store_id!r} at "
-                f"{route.address}, which is refused: give it another broker.name, or stop the "
-                f"first for {self._dead_after_ms} ms (controller.dead_after_ms)",
+                f"{known.address}, whose last heartbeat came {silent_ms} ms ago, and store "
+                f"{route.store_id!r} at {route.address}, which is refused: give it another "
+                f"broker.name, or stop the first for {self._dead_after_ms} ms "
+                "(controller.dead_after_ms)",
             )
 
     def get(self, broker: str) -> Route | None:

@@ -79,8 +79,12 @@ class Proxy:
             self.routes, settings, self.metrics, self._directory, self.access
         )
         self.clients = ClientReporter(
-            *(brokers, self._directory, clock, lambda: self.name),
-            *(self.telemetry.has_lite_stream, self._lite_ended),
+            brokers,
+            self._directory,
+            clock,
+            lambda: self.name,
+            self.telemetry.has_lite_stream,
+            self._lite_ended,
         )
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
         publishers = self.telemetry.publishers
@@ -99,8 +103,17 @@ class Proxy:
         self._ack_lane = AckLane(self._ack, brokers, self.routes, *lane_needs)
         self._recall = RecallMessage(brokers, self.routes)
         self.remoting = RemotingService(
-            *(settings, brokers, self.routes, self._send, self._recall, self._end_transaction),
-            *(self.metrics, clock, self.clients.mark_seen, self._directory, self.access),
+            settings,
+            brokers,
+            self.routes,
+            self._send,
+            self._recall,
+            self._end_transaction,
+            self.metrics,
+            clock,
+            self.clients.mark_seen,
+            self._directory,
+            self.access,
         )
         self.checks = OrphanChecks(brokers, publishers, self.remoting.producers, self.metrics)
         self._reject = ForwardToDeadLetterQueue(brokers)

@@ -50,8 +50,8 @@ def spark_session(
     user_secret: str = "",
     scratch: str = SCRATCH,
 ) -> Iterator[Any]:
-    """Ends with the block. `settings` go before ours, what spark-submit was told before these, and
-    `conf` before all; so does `master`, which is `local[2]` when nobody names one. For executors in
+    """Ends with the block. `settings` win over ours, those of spark-submit over `settings`, and
+    `conf` over all; so does `master`, which is `local[2]` without a choice. For executors in
     pods: they trust proxies by `ca.crt` of the Secret `ca_secret`, and sign calls as the user of
     which the Secret `user_secret` has `access_key` and `secret`; `scratch` is the largest size of
     the temporary files of each."""

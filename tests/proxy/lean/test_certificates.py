@@ -12,8 +12,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import ProxySettings
-from popmq.proxy.transport.lean import self_signed, tls
-from popmq.proxy.transport.lean.certificates import Certificates
+from popmq.common.tls import session as tls
+from popmq.common.tls.certificates import Certificates
+from popmq.proxy.transport.lean import self_signed
 
 NOW = datetime.datetime.now(datetime.UTC)
 

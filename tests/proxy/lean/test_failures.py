@@ -11,9 +11,9 @@ import pytest
 from proxy.lean.peer import echo
 from proxy.lean.test_sockets import LOCAL, channel
 
+from popmq.common.tls.certificates import Certificates
 from popmq.common.unhandled import UnhandledExceptions
 from popmq.proxy.transport.interface import Method, MethodType
-from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
 
 ECHO = Method("/s/echo", MethodType.UNARY, start=echo)

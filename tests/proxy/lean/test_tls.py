@@ -17,9 +17,10 @@ import pytest
 from proxy.lean.peer import echo
 
 from popmq.common.settings.lean_settings import LeanSettings
+from popmq.common.tls import session as tls
+from popmq.common.tls.certificates import Certificates
 from popmq.proxy.transport.interface import Call, Method, MethodType
-from popmq.proxy.transport.lean import frames, self_signed, tls
-from popmq.proxy.transport.lean.certificates import Certificates
+from popmq.proxy.transport.lean import frames, self_signed
 from popmq.proxy.transport.lean.server import LeanTransport
 
 LOCAL = "127.0.0.1"

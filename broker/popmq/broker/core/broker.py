@@ -7,44 +7,27 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 
 import random
 
-from popmq.broker.core.meta_copies import MetaCopies
-from popmq.broker.core.record_applier import RecordApplier
-from popmq.broker.core.replica_record_writer import ReplicaRecordWriter
-from popmq.broker.core.send_service import SendService
-from popmq.broker.core.slave_lifecycle import SlaveLifecycle
-from popmq.broker.core.user_follows import UserFollows
-from popmq.broker.core.wakeups import Wakeups
+from popmq.broker.core.construction import (
+    build_diagnostics,
+    build_expiries,
+    build_followers,
+    build_receiving,
+    build_records,
+    build_remoting,
+    build_sending,
+    build_tables,
+)
 from popmq.broker.deliveries.deliveries import Deliveries
-from popmq.broker.deliveries.group_topic_counts import EndCounts
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
-from popmq.broker.diagnostics.diagnostics import Diagnostics
-from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.filter.sql92 import SqlFilters
-from popmq.broker.lite.lite_expiry import LiteExpiry
-from popmq.broker.lite.lite_service import LiteService
-from popmq.broker.meta.metadata_resolver import MetadataResolver
 from popmq.broker.meta.registry import Registry
-from popmq.broker.meta.send_deduplication import SendDeduplication
-from popmq.broker.meta.topic_expiry import TopicExpiry
-from popmq.broker.operations.client_relay import ClientRelay
-from popmq.broker.operations.group_expiry import GroupExpiry
-from popmq.broker.operations.group_members import GroupMembers
-from popmq.broker.operations.operations import Operations
-from popmq.broker.operations.queue_leases import QueueLeases
-from popmq.broker.operations.send_back import SendBack
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.retention import LiveBody
-from popmq.broker.pop.long_polling import LongPolling
-from popmq.broker.pop.pop_services import PopServices
 from popmq.broker.pop.revive_service import RENEW_LIMIT_MS
-from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore, ReplicaListener, StoreThreads
-from popmq.broker.timer.timers import Timers
-from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
-from popmq.common.quantities import KIB
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
@@ -65,97 +48,31 @@ class Broker:
         log_clock: LogClock | None = None,
         node: ReplicaListener | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self.clock, self.disk = settings, clock, disk
         self.rng = rng  # makes keys and ids
-        self.disk = disk
-        self.clock = clock
-        self.waits = waits or clock  # long polls wait on it: nothing moves it, unlike log time
+        self.waits = waits or clock
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
-        self.store = MessageStore(
+        self.store = store = MessageStore(
             disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
         )
-        self.registry = Registry(self.store, self, queue_limit=settings.topic.queues_total)
-        self.metadata_resolver = MetadataResolver(self.registry, settings)
-        self.send_deduplication = SendDeduplication(settings.dedup)
-        self.deliveries = Deliveries(self.store, settings.pop, self.on_unblocked)
+        self.registry = Registry(store, self, queue_limit=settings.topic.queues_total)
+        self.deliveries = Deliveries(store, settings.pop, self.on_unblocked)
         self.table, self.buffer = self.deliveries.table, self.deliveries.buffer
-        shared = (self.store, self.registry, self.deliveries)
-        self.pop = PopServices(*shared, settings, self.waits.boot_ms, _visible_choices(rng))
-        pops = self.pop.service
-        self.fifo = FifoService(*shared, pops, settings.pop)
-        self.lookup = Lookup(self.store, self.store.index)
-        self.polling = LongPolling(settings.poll.waiters)
-        self.lites = LiteService(*shared, pops, self.fifo, self.lookup, self.polling, settings)
-        self.operations = Operations(*shared, pops, self.lookup, settings.lite.max_topics)
+        tables = build_tables(settings, clock, self.waits, store, self.registry, self.deliveries)
+        self.metadata_resolver, self.polling = tables.metadata_resolver, tables.polling
+        self.send_deduplication, self.lookup = tables.send_deduplication, tables.lookup
+        receiving = build_receiving(tables, _visible_choices(rng))
+        self.pop, self.fifo, self.lites = receiving.pop, receiving.fifo, receiving.lites
+        self.operations, self.ends = receiving.operations, receiving.ends
         self.sql_filters = SqlFilters()
-        self.meta_copies = MetaCopies(
-            settings,
-            self.registry,
-            self.metadata_resolver,
-            self.polling,
-            self.buffer,
-            self.waits.boot_ms,
-        )
-        self.user_follows = UserFollows(
-            self.store, self.registry, self.polling, self.buffer, self.waits.boot_ms
-        )
-        self.timers = Timers(
-            self.store,
-            self.registry,
-            self.lookup,
-            self.send_deduplication,
-            settings,
-            disk,
-            clock,
-            threads.housekeeper,
-        )
-        self.transactions = Transactions(
-            self.store,
-            self.registry,
-            self.send_deduplication,
-            settings.transaction,
-            settings.broker.name,
-        )
-        self.sends = SendService(
-            self.store,
-            self.registry.lites,
-            self.send_deduplication,
-            self.timers.admission,
-            self.transactions.halves,
-            settings.lite.max_topics,
-        )
-        self.members = GroupMembers()
-        self.relay = ClientRelay()
-        self.leases = QueueLeases()
-        self.send_back = SendBack(
-            self.store,
-            self.registry,
-            self.timers.admission,
-            settings.message.largest_bytes + 4 * KIB,
-        )
-        revive = self.pop.revive
-        self.ends = EndCounts(
-            pops.delivered, pops.acked, revive.returned_by_pair, revive.dead_by_pair
-        )
-        self.diagnostics = Diagnostics(
-            *shared,
-            pops,
-            self.lookup,
-            self.timers,
-            self.sends.stored_by_topic,
-            settings,
-            clock,
-            self.ends,
-        )
-        self.applier = RecordApplier(
-            self.registry, self.deliveries, self.timers, self.send_deduplication, self.transactions
-        )
-        self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
-        self.group_expiry = GroupExpiry(self.registry, self.table, self.metadata_resolver)
-        self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, self.lites)
-        self.wakeups = Wakeups(self.registry, self.polling, self.applier, self.lites)
-        self.replica_records = ReplicaRecordWriter(self.store, self.buffer, self.timers.state)
-        self.slave_lifecycle = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
+        sending = build_sending(tables, disk, threads.housekeeper)
+        self.timers, self.transactions = sending.timers, sending.transactions
+        self.sends = sending.service
+        self.followers = build_followers(tables)
+        self.remoting = build_remoting(tables, self.timers, self.operations.pull_ends)
+        self.diagnostics = build_diagnostics(tables, self.pop, sending, self.ends)
+        self.expiries = build_expiries(tables, self.lites)
+        self.records = build_records(tables, sending, self.lites, self._lead)
 
     # -- start and stop
 
@@ -166,7 +83,7 @@ class Broker:
         What it decided about the life before is taken over.
         """
         self.open()
-        self.store.recover(self.applier.apply)
+        self.store.recover(self.records.applier.apply)
         self.timers.recover()
         self._begin()
         if earlier_start is None and not self.store.stopped_cleanly:
@@ -191,8 +108,8 @@ class Broker:
         self.pop.catch_up.release_all()
         self.polling.answer_all_empty()
         self.transactions.checks.dismiss()
-        self.members.dismiss()
-        self.relay.dismiss()
+        self.remoting.members.dismiss()
+        self.remoting.relay.dismiss()
         self.buffer.write_all()
 
     def close(self) -> None:
@@ -208,7 +125,7 @@ class Broker:
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
         if not self.serving:
-            return self.slave_lifecycle.step()
+            return self.records.slave_lifecycle.step()
         done = self.timers.step() + self.send_deduplication.step(self.store.log_ms())
         done += self.pop.catch_up.step() + self.buffer.step() + self.pop.revive.step()
         done += self.fifo.parking.step()
@@ -218,13 +135,13 @@ class Broker:
             now_ms=self.waits.boot_ms(), log_ms=self.store.log_ms()
         )
         self.lites.step(self.waits.boot_ms())
-        self.members.step(self.waits.boot_ms())
-        self.relay.step(self.waits.boot_ms())
-        self.leases.step(self.waits.boot_ms())
+        self.remoting.members.step(self.waits.boot_ms())
+        self.remoting.relay.step(self.waits.boot_ms())
+        self.remoting.leases.step(self.waits.boot_ms())
         done += self.metadata_resolver.step(self.clock.boot_ms())
-        done += self.lite_expiry.step(self.clock.boot_ms(), self.store.log_ms())
-        done += self.expiry.step(now_ms=self.clock.boot_ms())
-        done += self.group_expiry.step(now_ms=self.clock.boot_ms())
+        done += self.expiries.lites.step(self.clock.boot_ms(), self.store.log_ms())
+        done += self.expiries.topics.step(now_ms=self.clock.boot_ms())
+        done += self.expiries.groups.step(now_ms=self.clock.boot_ms())
         return done + self.store.step()
 
     # -- what the store says (StoreListener)
@@ -233,24 +150,24 @@ class Broker:
         self.buffer.before_batch()
 
     def before_snapshot(self) -> None:
-        self.replica_records.before_snapshot()
+        self.records.replica.before_snapshot()
 
     def on_dispatched(self, grown: set[tuple[int, int]]) -> None:
-        self.wakeups.on_dispatched(grown)
+        self.records.wakeups.on_dispatched(grown)
 
     def on_relocated(self, body: LiveBody) -> None:
-        self.applier.moved(body)
+        self.records.applier.moved(body)
 
     def on_snapshot_made(self, position: int, state_hash: int) -> None:
-        self.replica_records.on_snapshot_made(position, state_hash)
+        self.records.replica.on_snapshot_made(position, state_hash)
 
     def on_log_start(self, position: int) -> None:
-        self.replica_records.on_log_start(position)
+        self.records.replica.on_log_start(position)
 
     # -- what the tables say
 
     def on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
-        self.wakeups.on_unblocked(topic_id, group_id, queue_id)
+        self.records.wakeups.on_unblocked(topic_id, group_id, queue_id)
 
     def on_topic_deleted(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
@@ -302,11 +219,11 @@ class Broker:
 
     def _begin(self) -> None:
         """The tables are whole: what a master does beside requests begins."""
-        self.lite_expiry.begin()
-        self.expiry.run_all()
+        self.expiries.lites.begin()
+        self.expiries.topics.run_all()
         self.deliveries.liveness.start_grace(self.store.log_ms())
         if not self.settings.replication.is_single:
-            self.replica_records.begin()
+            self.records.replica.begin()
 
     def _lead(self) -> None:
         """A slave that was promoted has applied everything, and all of it is confirmed."""

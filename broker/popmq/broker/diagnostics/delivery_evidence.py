@@ -95,7 +95,7 @@ class OffsetChange:
 
 @dataclass(frozen=True, slots=True)
 class ParkedKeySkip:
-    """An operator's word that passed over a parked message group; the place is within its range.
+    """An operator's command that passed over a parked message group; the place is within its range.
 
     The range holds messages of other message groups too: `key_offset` is that of one which it
     is about.

@@ -34,7 +34,13 @@ class Diagnostics:
         table = deliveries.table
         heads = self.head_times = HeadTimes(store, registry)
         self.lag_monitor = LagMonitor(
-            *(store, registry, table, heads, clock, clock.boot_ms, ends),
+            store,
+            registry,
+            table,
+            heads,
+            clock,
+            clock.boot_ms,
+            ends,
             VerdictRules(settings.group.failing_percent, settings.group.failing_least),
         )
         self.audit = Audit(store, registry, table, clock.boot_ms)

@@ -208,7 +208,11 @@ def queue_lags(
     if parked is not None and progress is not None:
         queue = store.queue(parked.id, 0)
         yield QueueLag(
-            *(parked, 0, progress, queue.min_offset, queue.count),
+            parked,
+            0,
+            progress,
+            queue.min_offset,
+            queue.count,
             in_flight=progress.in_flight,
             blocked=progress.waiting(queue.count),
             parked=True,
@@ -240,8 +244,16 @@ def _queue_lag(
         ready = max(0, progress.waiting(count) - gone - blocked)
         head = max(start, progress.committed) if ready else -1
         return QueueLag(
-            *(topic, queue_id, progress, start, count),
-            *(ready, progress.in_flight, blocked, progress.expired + gone, head),
+            topic,
+            queue_id,
+            progress,
+            start,
+            count,
+            ready,
+            progress.in_flight,
+            blocked,
+            progress.expired + gone,
+            head,
         )
     first, in_flight, expired = start, 0, 0
     if progress is not None:

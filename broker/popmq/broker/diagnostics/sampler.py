@@ -228,8 +228,18 @@ class Sampler:
         for queue_id in self._registry.queue_ids(topic):
             queue = self._store.queue(topic.id, queue_id)
             yield TOPIC_SAMPLE.pack(
-                *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
-                *(topic.id, queue_id, queue.min_offset, queue.count, stored, pending),
+                SAMPLE_VERSION,
+                0,
+                0,
+                self._store.epoch,
+                sample.number,
+                sample.wall_ms,
+                topic.id,
+                queue_id,
+                queue.min_offset,
+                queue.count,
+                stored,
+                pending,
             )
             stored = pending = 0  # of the whole topic: they stand once, so that rows can be summed
 
@@ -239,14 +249,18 @@ class Sampler:
             self._store.queue(topic.id, queue_id) for queue_id in self._registry.queue_ids(topic)
         ]
         return TOPIC_SAMPLE.pack(
-            *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
-            *(
-                topic.id,
-                0,
-                sum(queue.min_offset for queue in queues),
-                sum(queue.count for queue in queues),
-            ),
-            *(self._stored_by_topic.get(topic.name, 0), 0),
+            SAMPLE_VERSION,
+            0,
+            0,
+            self._store.epoch,
+            sample.number,
+            sample.wall_ms,
+            topic.id,
+            0,
+            sum(queue.min_offset for queue in queues),
+            sum(queue.count for queue in queues),
+            self._stored_by_topic.get(topic.name, 0),
+            0,
         )
 
     def _timer_rows(self, sample: _Sample) -> Iterator[bytes]:

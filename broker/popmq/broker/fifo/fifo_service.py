@@ -26,11 +26,11 @@ from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_batch import PopBatch
-from popmq.broker.pop.pop_service import PopParams, PopService
+from popmq.broker.pop.pop_service import PopParams, PopResult, PopService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.protocol.pop_reply import PopReplyBuilder, content_of
+from popmq.common.protocol.pop_reply import content_of
 from popmq.common.record.message import StoredMessage
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import TopicConfig
@@ -55,9 +55,9 @@ class FifoService:
         self._settings = settings
         self.parking = ParkingService(store, registry, deliveries, pops.metrics, settings)
 
-    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> PopResult:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
-        self._pops.start_pop(params)
+        begin = self._pops.start_pop(params)
         batch = PopBatch(params.limit, min(params.reply_bytes, self._settings.reply_bytes))
         for ck in self.received(params):
             self.repeat_deliveries(ck, batch)
@@ -66,10 +66,14 @@ class FifoService:
             queues = self._pops.queue_order(params)
             batch.scan_units = units_to_look_at(params.filter)
             for number, queue_id in enumerate(queues):
-                self._take(params, params.topic, queue_id, batch, batch.share(len(queues) - number))
+                share = batch.share(len(queues) - number)
+                try:
+                    self._take(params, params.topic, queue_id, batch, share)
+                except OSError as error:
+                    batch.pass_over(params.topic, queue_id, error)
             if not batch.deliveries:  # the queues may have been looked at far enough by now
                 self._take_resumed(params, batch)
-        return self._pops.finish(params, batch)
+        return self._pops.finish(params, batch, begin)
 
     def pop_queue_in_order(self, params: PopParams, queue_id: int, batch: PopBatch) -> bool:
         """Fill the batch from a lite topic: a queue in one line, in which nothing leaves while

@@ -155,7 +155,14 @@ class ParkingService:
         target = self._topic(topics.parked_topic(group.name, topic.name))
         stamp = self._store.stamp()
         log_ms = stamp.log_ms
-        token = RevivalToken(False, None, topic.id, place[2], offset, log_ms)
+        token = RevivalToken(
+            False,
+            None,
+            topic_id=topic.id,
+            queue_id=place[2],
+            queue_offset=offset,
+            first_log_ms=log_ms,
+        )
         attempt = topics.first_attempt(topic.name, message.attempt)
         attempt += progress.attempts.get(offset, 0)
         at = self._copy(target, message, token, attempt, stamp)
@@ -188,10 +195,10 @@ class ParkingService:
             token = RevivalToken(
                 True,
                 ParkedMessage(key.parking_id, offset),
-                first.topic_id,
-                first.queue_id,
-                first.queue_offset,
-                first.first_log_ms,
+                topic_id=first.topic_id,
+                queue_id=first.queue_id,
+                queue_offset=first.queue_offset,
+                first_log_ms=first.first_log_ms,
             )
             # The last delivery that ended is the attempt it stands for, if there was one.
             attempt = message.attempt + progress.attempts.get(offset, 0)

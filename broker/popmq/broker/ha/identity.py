@@ -13,7 +13,7 @@ import random
 from popmq.broker.ha.text_slots import TextSlots
 from popmq.common.disk import Disk
 from popmq.common.errors import ConfigError
-from popmq.common.settings.settings import ClusterSettings
+from popmq.common.settings.cluster_settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from popmq.broker.filter.request_filter import compile_filter
 from popmq.broker.handlers.request import Request
 from popmq.broker.lite.lite_service import LiteService
 from popmq.broker.operations.resumable_reads import ResumableRead
-from popmq.broker.pop.pop_service import PopParams, PopService
+from popmq.broker.pop.pop_service import PopParams, PopResult, PopService
 from popmq.common import topics
 from popmq.common.errors import Code, OtherIncarnation, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import (
@@ -22,7 +22,6 @@ from popmq.common.protocol.messaging_payloads import (
     PutRequest,
     PutResult,
 )
-from popmq.common.protocol.pop_reply import PopReplyBuilder
 from popmq.common.wire import admin_pb2 as pb
 
 _CLIENTS_A_STEP = 256
@@ -81,7 +80,7 @@ class ClientRequests:
             attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
         )
 
-    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> PopResult:
         """See `PopService.pop`; a FIFO group's in the order of each message group."""
         return self._pops_of(params).pop(params)
 

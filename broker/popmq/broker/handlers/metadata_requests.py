@@ -155,19 +155,19 @@ def unpark(broker: Broker, request: Request) -> bytes:
 
 def copy_meta(broker: Broker, request: Request) -> None:
     requested = CopyMetaRequest.FromString(request.body)
-    if broker.meta_copies.serve(requested, request.answer, request.number):
-        request.wait(partial(broker.meta_copies.cancel, request.number))
+    if broker.followers.metadata.serve(requested, request.answer, request.number):
+        request.wait(partial(broker.followers.metadata.cancel, request.number))
 
 
 def follow_users(broker: Broker, request: Request) -> None:
     requested = FollowUsersRequest.FromString(request.body)
-    if broker.user_follows.serve(requested, request.answer, request.number):
-        request.wait(partial(broker.user_follows.cancel, request.number))
+    if broker.followers.users.serve(requested, request.answer, request.number):
+        request.wait(partial(broker.followers.users.cancel, request.number))
 
 
 def change_user(broker: Broker, request: Request) -> bytes:
     user = apply_change(broker.registry, ChangeUserRequest.FromString(request.body))
-    broker.user_follows.changed()
+    broker.followers.users.changed()
     reply = ChangeUserReply(epoch=broker.store.epoch, version=broker.registry.users.changes)
     if user is not None:
         reply.user.CopyFrom(user_record(user))
@@ -177,7 +177,7 @@ def change_user(broker: Broker, request: Request) -> bytes:
 def _answer_in_order(
     broker: Broker, request: Request, reply: bytes, *, deletion: bool = False
 ) -> None:
-    broker.meta_copies.answer_in_order(partial(request.on_reply, reply), deletion=deletion)
+    broker.followers.metadata.answer_in_order(partial(request.on_reply, reply), deletion=deletion)
 
 
 def _add_parked(broker: Broker, group: SubscriptionGroup, reply: pb.GroupReply) -> None:

@@ -46,7 +46,7 @@ class PopNotifications:
 
         While messages seem to wait, one receive is notified every NOTIFY_AGAIN_MS.
         """
-        key = _told(params)
+        key = _notify_key(params)
         if key not in self.notified_until_ms or not (
             has_messages or not self._clients.has_ready(params)
         ):
@@ -59,11 +59,11 @@ class PopNotifications:
             self._broker.polling.wake(topic_id, group_id)
 
     def _is_ready(self, params: PopParams) -> bool:
-        quiet_ms = self.notified_until_ms.get(_told(params), 0)
+        quiet_ms = self.notified_until_ms.get(_notify_key(params), 0)
         return self._broker.waits.boot_ms() >= quiet_ms and self._clients.has_ready(params)
 
     def _tell(self, params: PopParams, on_reply: OnReply) -> None:
-        key = _told(params)
+        key = _notify_key(params)
         self.notified_until_ms[key] = until_ms = self._broker.waits.boot_ms() + NOTIFY_AGAIN_MS
         self._broker.polling.retry_at(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
@@ -96,5 +96,5 @@ class PopNotifications:
         self._waiting[number] = partial(self._broker.polling.remove, waiter)
 
 
-def _told(params: PopParams) -> NotifyKey:
+def _notify_key(params: PopParams) -> NotifyKey:
     return params.topic.id, params.group.id, waiting_client(params)

@@ -257,7 +257,7 @@ def read_message(broker: Broker, request: Request) -> ResumableRead[bytes]:
     wanted = pb.ReadMessageRequest.FromString(request.body)
 
     def read() -> bytes:
-        topic, message = broker.send_back.read(wanted.position)
+        topic, message = broker.remoting.send_back.read(wanted.position)
         header = message.header
         reply = pb.ReadMessageReply(topic=topic.name, queue_id=header.queue_id)
         reply.message.CopyFrom(_pulled(topic, header.queue_offset, message))
@@ -278,22 +278,22 @@ def send_back(broker: Broker, request: Request) -> bytes:
         tag_hash=wanted.tag_hash,
         attempt=wanted.attempt,
     )
-    ordered = wanted.dead_if_ordered and broker.leases.is_ordered(
+    ordered = wanted.dead_if_ordered and broker.remoting.leases.is_ordered(
         group.name, broker.waits.boot_ms()
     )
     if wanted.dead or ordered:
-        broker.send_back.dead_letter(group, returned)
+        broker.remoting.send_back.dead_letter(group, returned)
     else:
-        broker.send_back.retry(group, returned, wanted.delay_ms)
+        broker.remoting.send_back.retry(group, returned, wanted.delay_ms)
     return b""
 
 
 def members(broker: Broker, request: Request) -> None:
     wanted = pb.MembersRequest.FromString(request.body)
     groups = {group.name: list(group.client_ids) for group in wanted.groups}
-    request.wait(partial(broker.members.cancel, request.number))
+    request.wait(partial(broker.remoting.members.cancel, request.number))
     try:
-        broker.members.ask(
+        broker.remoting.members.ask(
             request.number,
             wanted.proxy,
             groups if wanted.changed else None,
@@ -313,9 +313,9 @@ def lease(broker: Broker, body: bytes) -> bytes:
     queues = [(queue.topic, queue.queue_id) for queue in wanted.queues]
     reply = pb.LeaseReply()
     if wanted.unlock:
-        broker.leases.unlock(wanted.group, wanted.client_id, queues)
+        broker.remoting.leases.unlock(wanted.group, wanted.client_id, queues)
         return reply.SerializeToString()
-    held = broker.leases.lock(
+    held = broker.remoting.leases.lock(
         wanted.group,
         wanted.client_id,
         queues,

@@ -16,7 +16,7 @@ from popmq.broker.handlers.request import MemoryReplies, WaitingRequests, refuse
 from popmq.broker.lite.lite_service import waiting_client
 from popmq.broker.log.cold_read_retry import ColdReadRetry, log_failure
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
-from popmq.broker.pop.pop_service import PopParams
+from popmq.broker.pop.pop_service import PopParams, PopResult
 from popmq.common.disk import ColdRead
 from popmq.common.errors import PopmqError, TooManyRequests, TopicNotFound
 from popmq.common.protocol.messaging_payloads import OnReply, PopRequest
@@ -71,7 +71,8 @@ class Receives:
             self._notifications.notify_or_wait(request, params, on_reply, number)
             return
         try:
-            deliveries, rest = self.take(params, number)
+            popped = self.take(params, number)
+            deliveries, rest = popped.deliveries, popped.remaining
             if self._notifications.notified_until_ms:
                 self._notifications.on_popped(params, has_messages=bool(deliveries))
         except ColdRead as cold:
@@ -84,42 +85,42 @@ class Receives:
         if deliveries:
             first_look = request.poll_ms > 0
             self.broker.polling.hits += first_look
-            self.reply(on_reply, params, deliveries, rest, number, first_look=first_look)
+            self.reply(on_reply, params, popped, number, first_look=first_look)
         elif request.poll_ms > 0:
             receive = receive or Receive(self, request, on_reply, number)
             receive.wait_for_messages(params, unfinished=rest > 0)
         elif rest:
             (receive or Receive(self, request, on_reply, number)).look_on_later()
         else:
-            self.reply(on_reply, params, deliveries, rest, number)
+            self.reply(on_reply, params, popped, number)
 
-    def take(self, params: PopParams, number: int) -> tuple[PopReplyBuilder, int]:
+    def take(self, params: PopParams, number: int) -> PopResult:
         """Pop for receive `number`, which can be undone until its answer has left."""
         broker = self.broker
         first = broker.pop.service.sequence + 1
         self._popped_ms = broker.clock.wall_ms()  # before the first check point counts
-        deliveries, rest = self.clients.pop(params)
-        if deliveries:
+        popped = self.clients.pop(params)
+        if popped.deliveries:
             end = broker.pop.service.sequence + 1
             broker.pop.pop_rollback.track(number, broker.store.epoch, first, end)
-        return deliveries, rest
+        return popped
 
     def reply(
         self,
         on_reply: OnReply,
         params: PopParams,
-        deliveries: PopReplyBuilder,
-        rest: int,
+        popped: PopResult,
         number: int,
         *,
         first_look: bool = False,
     ) -> None:
         """Answer once everything that the reply rests on is confirmed (D2)."""
+        deliveries = popped.deliveries
         popped_ms = self._popped_ms if deliveries else 0
         broker = self.broker
 
         def answer() -> None:
-            on_reply(deliveries.encode_reply(rest, popped_ms, first_look=first_look))
+            on_reply(deliveries.encode_reply(popped.remaining, popped_ms, first_look=first_look))
 
         def leave() -> None:
             if deliveries:
@@ -127,7 +128,7 @@ class Receives:
             else:
                 answer()
 
-        if params.group.buffered and not broker.pop.service.has_written:
+        if params.group.buffered and not popped.appended:
             # Nothing was written: it rests on nothing but this broker's being the master.
             self._memory.when_leadership_confirmed(leave) if deliveries else leave()
         elif broker.pop.catch_up.is_behind((params.group.name, params.topic.name)):
@@ -186,14 +187,14 @@ class Receive:
             return
         try:
             params = receives.clients.resolve_pop(self._request)
-            deliveries, rest = receives.take(params, self._number)
+            popped = receives.take(params, self._number)
         except ColdRead as cold:
             self.read_from_disk(cold)
         except PopmqError as refusal:
             refuse(refusal, self._on_reply, receives.broker.store)
         else:
-            if deliveries or not rest or not self._looks:
-                receives.reply(self._on_reply, params, deliveries, rest, self._number)
+            if popped.deliveries or not popped.remaining or not self._looks:
+                receives.reply(self._on_reply, params, popped, self._number)
             else:
                 self.look_on_later()
 
@@ -239,17 +240,17 @@ class Receive:
         try:
             # Looked up again: the topic may have got more queues meanwhile.
             params = receives.clients.resolve_pop(self._request)
-            deliveries, rest = receives.take(params, self._number)
+            popped = receives.take(params, self._number)
         except ColdRead as cold:
             receives.cold.warm(cold, self._look_again)
             return WaiterResult.EMPTY
         except PopmqError as error:
             self._refuse(error)
             return WaiterResult.ANSWERED
-        if not deliveries:
-            return WaiterResult.MORE if rest else WaiterResult.EMPTY
+        if not popped.deliveries:
+            return WaiterResult.MORE if popped.remaining else WaiterResult.EMPTY
         self._end_wait()
-        receives.reply(self._on_reply, params, deliveries, rest, self._number)
+        receives.reply(self._on_reply, params, popped, self._number)
         return WaiterResult.ANSWERED
 
     def _look_again(self, error: BaseException | None) -> None:
@@ -262,7 +263,8 @@ class Receive:
 
     def _give_up(self, params: PopParams) -> None:
         self._end_wait()
-        self._receives.reply(self._on_reply, params, PopReplyBuilder(), 0, self._number)
+        nothing = PopResult(PopReplyBuilder(), 0, appended=False)
+        self._receives.reply(self._on_reply, params, nothing, self._number)
 
     # -- inside
 

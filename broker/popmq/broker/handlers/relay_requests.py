@@ -16,9 +16,9 @@ def ask_client(broker: Broker, request: Request) -> None:
         reply = pb.AskClientReply(absent=answer is None, answer=answer or b"")
         request.answer(reply.SerializeToString())
 
-    request.wait(partial(broker.relay.cancel_ask, request.number))
+    request.wait(partial(broker.remoting.relay.cancel_ask, request.number))
     try:
-        broker.relay.ask(
+        broker.remoting.relay.ask(
             request.number,
             asked.client_id,
             asked.request,
@@ -41,9 +41,9 @@ def client_requests(broker: Broker, request: Request) -> None:
         items = [pb.ClientRequest(**item._asdict()) for item in requests]
         request.answer(pb.ClientRequestsReply(requests=items).SerializeToString())
 
-    request.wait(partial(broker.relay.cancel_wait, request.number))
+    request.wait(partial(broker.remoting.relay.cancel_wait, request.number))
     try:
-        broker.relay.wait(
+        broker.remoting.relay.wait(
             request.number,
             asked.proxy,
             outcomes,

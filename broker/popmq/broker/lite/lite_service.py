@@ -19,11 +19,10 @@ from popmq.broker.meta.lite_topics import LiteTopic
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_batch import PopBatch
-from popmq.broker.pop.pop_service import PopParams, PopService
+from popmq.broker.pop.pop_service import PopParams, PopResult, PopService
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.pop_reply import PopReplyBuilder
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import (
     StartAt,
@@ -81,11 +80,10 @@ class LiteService:
 
     # -- receives
 
-    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
+    def pop(self, params: PopParams) -> PopResult:
         """Like `PopService.pop`, of the lite topics that the client subscribed to; the rest is how
         many of these may have something yet."""
-        self._pops.start_pop(params)
-        end = self._store.end
+        begin = self._pops.start_pop(params)
         batch = PopBatch(params.limit, min(params.reply_bytes, self._limits.reply_bytes))
         subscriber = self._subscriber(params)
         if subscriber is not None:
@@ -95,8 +93,7 @@ class LiteService:
             if not batch.deliveries:
                 self._fill(params, subscriber, batch)
             batch.remaining = len(subscriber.ready)
-        self._pops.has_written = self._store.end != end
-        return self._pops.finish(params, batch)
+        return self._pops.finish(params, batch, begin)
 
     def has_ready(self, params: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes no check point."""
@@ -119,9 +116,13 @@ class LiteService:
             if batch.full:
                 break
             cold = len(batch.cold)
-            more = self._wanted(subscriber, queue_id) and self._fifo.pop_queue_in_order(
-                params, queue_id, batch
-            )
+            try:
+                more = self._wanted(subscriber, queue_id) and self._fifo.pop_queue_in_order(
+                    params, queue_id, batch
+                )
+            except OSError as error:
+                batch.pass_over(params.topic, queue_id, error)
+                continue  # first again
             if len(batch.cold) > cold:
                 continue  # first again, when it was read from the disk
             del subscriber.ready[queue_id]

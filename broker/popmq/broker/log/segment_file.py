@@ -147,6 +147,7 @@ class SegmentFiles:
         self._files: dict[int, SegmentFile] = {}
         self._unnamed: dict[int, str] = {}  # folders that hold names which are not durable yet
         self._numbers = count()
+        self._new: set[int] = set()  # starts of segments whose names are not durable yet
 
     def load(self) -> None:
         """Open what is there. Raises StoreDamaged when names are odd or a segment is missing."""
@@ -185,9 +186,11 @@ class SegmentFiles:
 
     def sync_names(self) -> None:
         """On the flusher, or on the loop; either may find the other one at it."""
+        new = set(self._new)
         for number, folder in list(self._unnamed.items()):
             self._disk.sync_folder(folder)
             self._unnamed.pop(number, None)
+        self._new -= new
 
     @property
     def first(self) -> SegmentFile | None:
@@ -207,10 +210,10 @@ class SegmentFiles:
 
     def segment_for_write(self, position: int) -> SegmentFile:
         """The segment that holds `position`, made if it is missing; its name is then durable,
-        unless `names_later`."""
+        unless `names_later`. The name of a later segment, which was reserved, may be not."""
         segment = self.at(position)
         if segment is not None:
-            if self._unnamed and not self._names_later:
+            if segment.start in self._new and not self._names_later:
                 self.sync_names()
             return segment
         if not self._files:
@@ -222,6 +225,7 @@ class SegmentFiles:
             if self._folder in self._unnamed.values():
                 self.sync_names()
             new_segment = self._open(start, create=True)
+            self._new.add(start)
             if self._preallocate:
                 try:
                     new_segment.preallocate()

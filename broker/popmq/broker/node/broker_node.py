@@ -439,7 +439,7 @@ class BrokerNode:
             self.slave_role.tables.wiped()
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.open()
-        broker.slave_lifecycle.start()
+        broker.records.slave_lifecycle.start()
         self._begin_epochs()
         self.slave_role.begin(broker)
 

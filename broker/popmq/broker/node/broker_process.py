@@ -302,6 +302,7 @@ class BrokerProcess:
             role=ProcessRole.BROKER,
             name=self._settings.node,
             cluster=self._settings.cluster.name,
+            group=self._settings.broker.name,
             epoch=self.node.identity.epoch,
         )
 

@@ -91,7 +91,7 @@ class MasterRole:
             },
         )
         self._gate.slaves.open(self.replication_server)
-        self._broker.slave_lifecycle.promote(self.epoch, self._opened)
+        self._broker.records.slave_lifecycle.promote(self.epoch, self._opened)
         self.replication_server.durable(self._store.durable)
 
     def step(self) -> int:

@@ -30,7 +30,11 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
 
 
 def broker_readings(broker: Broker) -> Readings:
-    """The same in pieces, between which the loop may do other things."""
+    """The same in pieces, between which the loop may do other things.
+
+    What tables hold of messages is the master's to tell: slaves have the same tables, so sums over
+    all brokers would count each message several times.
+    """
     yield from _store_metrics(broker)
     yield from _pop_metrics(broker)
     yield from _ack_metrics(broker)
@@ -38,10 +42,11 @@ def broker_readings(broker: Broker) -> Readings:
     yield from _transaction_metrics(broker)
     yield from _limit_metrics(broker)
     yield from timer_metrics(broker)
-    yield from _consumer_metrics(broker)
-    yield from _dead_letters(broker)
-    yield from _audit_metrics(broker)
     yield from _report_metrics(broker)
+    if broker.serving:
+        yield from _consumer_metrics(broker)
+        yield from _dead_letters(broker)
+        yield from _audit_metrics(broker)
 
 
 def _store_metrics(broker: Broker) -> Iterable[Metric]:
@@ -65,7 +70,7 @@ def _store_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("store_disk_failed", counts.disk_failed)
     yield reading("store_last_stop_clean", store.stopped_cleanly)
     yield reading("store_snapshots_abandoned", store.snapshots.abandoned_count)
-    yield reading("store_damaged_messages", store.reader.damaged + broker.applier.left_out)
+    yield reading("store_damaged_messages", store.reader.damaged + broker.records.applier.left_out)
     yield reading("store_snapshots", store.snapshots.made)
     yield reading("store_snapshot_bytes", store.snapshots.position)
     yield reading("store_checkpoints", store.checkpoints.made)
@@ -114,7 +119,7 @@ def _ack_metrics(broker: Broker) -> Iterable[Metric]:
     acks, revive, buffer = broker.pop.acks, broker.pop.revive, broker.buffer
     yield reading("acks", acks.acked)
     yield reading("auto_created_groups", len(broker.registry.auto_created))
-    yield reading("auto_created_groups_expired", broker.group_expiry.expired)
+    yield reading("auto_created_groups_expired", broker.expiries.groups.expired)
     yield from _by_pair("group_messages_acked", broker, broker.pop.service.acked.counts)
     yield reading("repeated_acks", acks.repeated)
     yield reading("ack_latency_seconds", acks.latency)
@@ -151,7 +156,8 @@ def _pull_metrics(broker: Broker) -> Iterable[Metric]:
 
 def _transaction_metrics(broker: Broker) -> Iterable[Metric]:
     table, checks = broker.transactions.table, broker.transactions.checks
-    yield reading("half_messages", len(table.pending))
+    if broker.serving:
+        yield reading("half_messages", len(table.pending))
     for name, ending in (
         ("committed", TransactionEnd.COMMITTED),
         ("rolled_back", TransactionEnd.ROLLED_BACK),
@@ -276,7 +282,7 @@ def _name_bytes(name: str | GroupTopic) -> int:
 
 
 def _report_metrics(broker: Broker) -> Iterable[Metric]:
-    yield reading("report_samples", broker.diagnostics.sampler.taken)
-    yield reading("report_sample_bytes", broker.diagnostics.sampler.held_bytes)
-    yield reading("report_read_bytes", broker.diagnostics.sampler.budget.read_bytes)
-    yield reading("report_reads_held_back", broker.diagnostics.sampler.budget.refused)
+    yield reading("sampler_samples", broker.diagnostics.sampler.taken)
+    yield reading("sampler_bytes", broker.diagnostics.sampler.held_bytes)
+    yield reading("sampler_read_bytes", broker.diagnostics.sampler.budget.read_bytes)
+    yield reading("sampler_reads_held_back", broker.diagnostics.sampler.budget.refused)

@@ -69,7 +69,7 @@ class SlaveRole:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
         self._began_ms = self._now_ms()
-        self._snapshot = SnapshotDownload(broker.slave_lifecycle.begin_install)
+        self._snapshot = SnapshotDownload(broker.records.slave_lifecycle.begin_install)
         self._differing = DifferingSnapshots(
             self._disk, self._settings.broker.data, broker.store.readers
         )
@@ -123,7 +123,7 @@ class SlaveRole:
         self._on_broken(broken)
 
     def on_timers(self, timers: MasterTimers) -> None:
-        now_ms, following = self._now_ms(), self._broker.slave_lifecycle
+        now_ms, following = self._now_ms(), self._broker.records.slave_lifecycle
         lived = EpochLogTime(timers.epoch, timers.log_ms)
         following.master_lived = max(following.master_lived, lived)
         if timers.log_ms:

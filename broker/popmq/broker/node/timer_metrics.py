@@ -27,11 +27,8 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("leaving", len(timers.outgoing_timers.leaving)),
     ):
         yield reading(f"timer_{name}", value)
-    windows = [*(f"{window // 1_000}" for window in BUCKETS_MS), "+Inf"]
-    for window, count in zip(windows, timers.forecast.counts() or (), strict=False):
-        yield reading("timer_forecast_messages", count, window)
-    for topic, count in _by_topic(broker):
-        yield reading("timer_timing_messages", count, topic)
+    if broker.serving:
+        yield from _pending(broker)
     for name, value in (
         ("enqueue", enqueue.enqueued),
         ("dequeue", service.fired),
@@ -54,6 +51,14 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
     ):
         yield reading(f"timer_{name}", value)
     yield reading("timer_lateness_seconds", service.lateness)
+
+
+def _pending(broker: Broker) -> Iterable[Metric]:
+    windows = [*(f"{window // 1_000}" for window in BUCKETS_MS), "+Inf"]
+    for window, count in zip(windows, broker.timers.forecast.counts() or (), strict=False):
+        yield reading("timer_forecast_messages", count, window)
+    for topic, count in _by_topic(broker):
+        yield reading("timer_timing_messages", count, topic)
 
 
 def enqueue_lag_ms(broker: Broker) -> int:

@@ -8,6 +8,7 @@ is refused while pop has messages of the queue in flight.
 from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.operations.offset_reset import apply_offset
+from popmq.broker.operations.pull_ends import PullEnds
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -17,11 +18,14 @@ from popmq.common.topics import GroupType, SubscriptionGroup, TopicConfig
 
 
 class PullOffsets:
-    def __init__(self, store: MessageStore, deliveries: Deliveries, pops: PopService) -> None:
+    def __init__(
+        self, store: MessageStore, deliveries: Deliveries, pops: PopService, ends: PullEnds
+    ) -> None:
         self._store = store
         self._table = deliveries.table
         self._buffer = deliveries.buffer
         self._pops = pops
+        self._ends = ends
 
     def get(self, group: SubscriptionGroup | None, topic: TopicConfig, queue_id: int) -> int:
         """Raises OFFSET_NOT_FOUND for a group that was never in that queue, or never was."""
@@ -58,7 +62,8 @@ class PullOffsets:
             )
         if known is not None and known.cursor == known.committed == known.is_logged == offset:
             return False
-        self._pops.progress(group, topic, queue_id)
+        before = self._pops.progress(group, topic, queue_id).committed
+        self._ends.passed((group.name, topic.name), offset - before)
         # As with a reset: what became a record behind this one would count again at recovery.
         self._buffer.write_queue(place)
         record = OffsetRecord(*place, offset, OffsetReason.PULLED)

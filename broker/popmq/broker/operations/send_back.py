@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
+from popmq.broker.operations.pull_ends import PullEnds
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.common import topics
@@ -49,6 +50,7 @@ class SendBack:
         store: MessageStore,
         registry: Registry,
         timers: TimerAdmission,
+        ends: PullEnds,
         largest_bytes: int,
     ) -> None:
         """`largest_bytes` is what a record of a message has at most."""
@@ -56,6 +58,7 @@ class SendBack:
         self._largest_bytes = largest_bytes
         self._registry = registry
         self._timers = timers
+        self._ends = ends
 
     def read(self, position: int) -> tuple[TopicConfig, StoredMessage]:
         """The message of a user's topic whose confirmed record is at that position.  Raises
@@ -98,6 +101,7 @@ class SendBack:
         stamp = self._store.stamp()
         due_ms = self._timers.due_ms(entry)
         self._timers.put(target.id, 0, entry, due_ms, stamp)
+        self._count(group, returned, dead=False)
 
     def dead_letter(self, group: SubscriptionGroup, returned: ReturnedMessage) -> None:
         """One of a topic of dead letters stays where it is."""
@@ -125,3 +129,8 @@ class SendBack:
             attempt=min(returned.attempt, MAX_ATTEMPT),
             stamp=stamp,
         )
+        self._count(group, returned, dead=True)
+
+    def _count(self, group: SubscriptionGroup, returned: ReturnedMessage, *, dead: bool) -> None:
+        pair = (group.name, returned.topic.name)
+        self._ends.returned(pair, attempt=returned.attempt, dead=dead)

@@ -2,8 +2,9 @@
 
 from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.log.queue_unit import QueueUnit
-from popmq.common.disk import ColdRead
+from popmq.common.disk import ColdRead, is_shortage
 from popmq.common.protocol.pop_reply import PopReplyBuilder
+from popmq.common.topics import TopicConfig
 
 SCAN_UNITS = 800  # index units that one pop looks through for its filter, in all queues together
 # Messages, and their bytes, that one pop reads in all for a filter on their content: a few
@@ -43,6 +44,13 @@ class PopBatch:
     @property
     def full(self) -> bool:
         return self.deliveries.count >= self.limit
+
+    def pass_over(self, topic: TopicConfig, queue_id: int, error: OSError) -> None:
+        """A queue that cannot be opened for want of room or of a descriptor. What other queues
+        gave is delivered all the same. Raises any other error."""
+        if not is_shortage(error):
+            raise error
+        self.shortage = f"queue {queue_id} of {topic.name}: {error}; try again"
 
     def share(self, queues: int) -> int:
         """Units to look through in the next one of so many queues: what is left is divided evenly,

@@ -37,7 +37,7 @@ from popmq.broker.pop.priority_order import PriorityOrder
 from popmq.broker.pop.read_ahead import ReadAhead
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.disk import ColdRead, is_shortage
+from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, content_of
 from popmq.common.record.message import RecordKind
@@ -61,6 +61,12 @@ class PopParams(NamedTuple):
     attempt_id: int = 0  # 32 bits of the receive's attempt id; 0 when it has none
 
 
+class PopResult(NamedTuple):
+    deliveries: PopReplyBuilder
+    remaining: int  # messages that the visited queues hold beyond those
+    appended: bool  # records, so that the reply waits until they are confirmed
+
+
 class PopService:
     def __init__(
         self,
@@ -82,7 +88,6 @@ class PopService:
         self._broker = broker
         self._rng = rng
         self.sequence = 0  # of the last check point that was made in this epoch
-        self.has_written = False  # whether the last pop appended anything
         self._cold_fetch = ReadAhead(store)
         self._priorities = PriorityOrder(settings.priority_turn)
         self.filters = RecentFilters()
@@ -94,16 +99,15 @@ class PopService:
         self.sequence += 1
         return self.sequence
 
-    def pop(self, params: PopParams) -> tuple[PopReplyBuilder, int]:
-        """Deliveries, and how many more messages the visited queues hold.
+    def pop(self, params: PopParams) -> PopResult:
+        """Deliver what is ready in the queues that the receive visits.
 
         Every delivery's check point is appended when this returns; it may be told to the
         client when it is confirmed.  Raises TooManyRequests when messages are there but too
         many are in flight, and ColdRead when all that is there has to be read from the disk
         first: warm it elsewhere, and pop again.
         """
-        self.start_pop(params)
-        end = self._store.end
+        begin = self.start_pop(params)
         batch = PopBatch(params.limit, min(params.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(params.group.name, params.topic.name))
         retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
@@ -114,21 +118,19 @@ class PopService:
         for number, (topic, queue_id) in enumerate(places):
             try:
                 self._take(params, topic, queue_id, batch, len(places) - number)
-            except OSError as error:  # what others gave is delivered all the same
-                if not is_shortage(error):
-                    raise
-                batch.shortage = f"queue {queue_id} of {topic.name}: {error}; try again"
-        self.has_written = self._store.end != end
-        return self.finish(params, batch)
+            except OSError as error:
+                batch.pass_over(topic, queue_id, error)
+        return self.finish(params, batch, begin)
 
-    def start_pop(self, params: PopParams) -> None:
-        """TooManyRequests while nothing can be written."""
+    def start_pop(self, params: PopParams) -> int:
+        """The end of the log before the pop. TooManyRequests while nothing can be written."""
         self._store.guard.check_write()
         self.metrics.pops += 1
         self.filters.used((params.group.name, params.topic.name), params.filter)
+        return self._store.end
 
-    def finish(self, params: PopParams, batch: PopBatch) -> tuple[PopReplyBuilder, int]:
-        """What the batch came to; raises what `pop` raises."""
+    def finish(self, params: PopParams, batch: PopBatch, begin: int) -> PopResult:
+        """What the batch came to since the log ended at `begin`; raises what `pop` raises."""
         place = (params.group.name, params.topic.name)
         if not batch.deliveries.count:
             if batch.cold:
@@ -147,7 +149,7 @@ class PopService:
             if batch.cold:
                 self._cold_fetch.fetch(batch.cold[0])
         self.metrics.delivered += batch.deliveries.count
-        return batch.deliveries, batch.remaining
+        return PopResult(batch.deliveries, batch.remaining, appended=self._store.end != begin)
 
     def has_ready(self, params: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""

@@ -136,7 +136,7 @@ class ReplicaListener(Protocol):
         ...
 
     def on_durable(self, position: int) -> None:
-        """A batch is on this disk; a broker alone confirms it at once."""
+        """A batch is on this disk. A store without a listener confirms it at once."""
         ...
 
     def on_tail_lost(self, position: int, proof: int) -> None:
@@ -211,7 +211,6 @@ class MessageStore:
         self.dispatch: Dispatch
         self.retention: Retention
         self.epoch, self.stopped_cleanly = 0, False
-        self.on_durable: Callable[[int], None] = self.confirm if node is None else node.on_durable
         self.open_epoch = _same_epoch if node is None else node.open_epoch
 
     # -- start and stop
@@ -269,8 +268,6 @@ class MessageStore:
         self._commit.confirmed = followed.confirmed
         self.dispatch.position = followed.begin
         mark_running(self._disk, self._folder, FOLLOWS)
-        if self._node is None:
-            self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
         applies = SlaveApplier(
             log, commit, self.dispatch, self.index, apply, followed, lower, self._on_mark
@@ -555,7 +552,10 @@ class MessageStore:
 
     def _on_disk(self, durable: int) -> None:
         self.replicas.trim_tail()
-        self.on_durable(durable)
+        if self._node is not None:
+            self._node.on_durable(durable)
+        elif self.slave is None:  # a slave learns from its master what is confirmed
+            self.confirm(durable)
 
     def _advance(self, confirmed: int) -> None:
         if self.slave is not None:

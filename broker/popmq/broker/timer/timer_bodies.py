@@ -43,11 +43,11 @@ class TimerBodies:
 
     @property
     def keeps_from(self) -> int:
-        """A record that is not enqueued yet stays where it is: when it is judged after it moved,
-        the cursor may have passed it without its firing."""
+        """A record that is not enqueued yet stays where it is. If it moved before it is classified,
+        the cursor could have passed it, and its timer would not fire."""
         queue = self._queue.queue
-        unjudged = queue.units(max(self._state.classified, queue.min_offset), 1)
-        return unjudged[0].position if unjudged else EVERYTHING
+        unclassified = queue.units(max(self._state.classified, queue.min_offset), 1)
+        return unclassified[0].position if unclassified else EVERYTHING
 
     def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
         queue = self._queue.queue

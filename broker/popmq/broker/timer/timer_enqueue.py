@@ -1,7 +1,10 @@
 """TimerEnqueue: from the timer queue into the wheel, and over the wheel's window by rolling.
 
-RocketMQ's TimerEnqueueGet and TimerEnqueuePut services as one bounded step.  `curr_queue_offset`
-is the next record to enqueue, `base_ms` the oldest slot that may hold something.
+RocketMQ's TimerEnqueueGet and TimerEnqueuePut services as one bounded step. Three offsets of the
+timer queue: below `TimerState.classified` a record of the log says which timers came in time;
+below `commit_queue_offset` records are in the files of the wheel; `curr_queue_offset` is the next
+record to enqueue, which is behind both after a start.  `base_ms` is the oldest slot that may hold
+a timer.
 """
 
 from collections.abc import Callable
@@ -35,7 +38,7 @@ class TimerEnqueue:
         self._slot_ms = settings.slot_ms
         self._window = window(settings.wheel_slots)
         self._wall_ms = wall_ms
-        self.judging = True  # off on a slave: records say what the master judged, and when
+        self.classifying = True  # off on a slave: records say what the master did
         self.far = RollingTimers(files, settings, lambda: self.base_ms)
         self.curr_queue_offset = 0
         self.commit_queue_offset = 0  # records below it are in the files
@@ -98,7 +101,7 @@ class TimerEnqueue:
             self.enqueued += len(entries)
         return done
 
-    def judge_until(self, offset: int) -> None:
+    def classify_until(self, offset: int) -> None:
         """At recovery: a firing says that the records below `offset` were enqueued before it."""
         state = self._state
         self.skip_gone(offset)
@@ -107,10 +110,10 @@ class TimerEnqueue:
             if not entries:
                 break  # below an index that is built anew: retention has had them
             for entry in entries:
-                self._judge(entry)
+                self._classify(entry)
 
     def skip_gone(self, offset: int) -> None:
-        """Of the records below `offset` retention took some: they were judged before that."""
+        """Of the records below `offset` retention took some: they were classified before that."""
         gone = min(offset, self._queue.queue.min_offset)
         self._state.skip(gone, log_start=self._queue.log_start)
 
@@ -119,23 +122,23 @@ class TimerEnqueue:
         if timer is None:
             self.lost += 1
             self._fire_from = self._queue.count
-            if self.judging:
+            if self.classifying:
                 state.skip(entry.offset + 1)
             return
         if entry.offset >= self.commit_queue_offset:
             # Over or not: what ended it may not be confirmed, and a crash may take that back.
             self._place(timer, known=entry.moved)
-        if self.judging and entry.offset >= state.classified:
+        if self.classifying and entry.offset >= state.classified:
             known = timer.identity in state.late
-            self._judge(entry)
+            self._classify(entry)
             if not known and timer.identity in state.late:
                 self._due.add_late(timer)
 
-    def _judge(self, entry: TimerQueueEntry) -> None:
+    def _classify(self, entry: TimerQueueEntry) -> None:
         if entry.timer is None:
             self._state.skip(entry.offset + 1)
         else:
-            self._state.judge(entry.timer, moved=entry.moved)
+            self._state.classify(entry.timer, moved=entry.moved)
 
     def _place(self, timer: Timer, *, known: bool) -> None:
         """Into its slot; one that is loaded already takes it at once, too.

@@ -191,7 +191,7 @@ class TimerLog:
         """Bring up to `count` units of a chain into memory, from the one at `position` down.
 
         On a thread that may wait.  A chain goes down, where no kernel reads ahead: as long as it
-        stays near, each read is twice the one before.  It judges nothing; who reads the units
+        stays near, each read is twice the one before.  It decides nothing: who reads the units
         does, and asks again where one trip was not enough.
         """
         begin = end = position

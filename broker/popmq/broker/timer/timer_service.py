@@ -110,15 +110,15 @@ class TimerService:
             self._begin(in_files, in_files)
 
     def promote(self) -> None:
-        """From now on this broker judges and fires, as after a start."""
-        self.firing = self.enqueue.judging = True
+        """From now on this broker classifies and fires, as after a start."""
+        self.firing = self.enqueue.classifying = True
         in_files = self.enqueue.commit_queue_offset
         self.enqueue.skip_gone(self.queue.count)
         self._begin(min(in_files, self.state.classified), in_files)
 
     def run_as_slave(self) -> None:
         """Before `recover`: on a slave."""
-        self.firing = self.enqueue.judging = False
+        self.firing = self.enqueue.classifying = False
 
     def _begin(self, offset: int, in_files: int) -> None:
         """The wheel goes on at its oldest slot; a clock that went back does not turn it back.
@@ -193,12 +193,12 @@ class TimerService:
             self.state.is_late(timer_of(token, unit, header.queue_offset))
 
     def apply_classified(self, offset: int) -> None:
-        """A record says that the master judged the timer queue up to `offset`."""
-        self.enqueue.judge_until(offset)
+        """A record says that the master classified the timer queue up to `offset`."""
+        self.enqueue.classify_until(offset)
 
     def apply_ended(self, token: FiringToken) -> None:
         """The end of a timer, at recovery."""
-        self.enqueue.judge_until(token.classified)
+        self.enqueue.classify_until(token.classified)
         self.state.ended(token)
 
     @property

@@ -2,7 +2,7 @@
 
 No set of what has fired is kept: a cursor says it for the wheel, and a small index for timers
 that came when the cursor was past them.  Everybody who applies the same records in the order
-of the log, judging what was enqueued when it was, has the same state.
+of the log, classifying what was enqueued when it was, has the same state.
 """
 
 import struct
@@ -18,7 +18,7 @@ from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _DEPARTED = 1 << 63  # of a due time: the timer was not recalled, another broker group has it
-_HEAD = struct.Struct(">BQQQQ")  # 1, cursor's due time and identity, judged, its position
+_HEAD = struct.Struct(">BQQQQ")  # 1, cursor's due time and identity, classified, its position
 _PENDING = struct.Struct(">BIQ")  # 2, topic, count
 _LATE = struct.Struct(">BQQQIIQ")  # 3, due, identity, position, size, topic, offset
 _CANCELLED = struct.Struct(">BQQ")  # 4, due, identity
@@ -26,7 +26,11 @@ _LAYOUTS = {1: _HEAD, 2: _PENDING, 3: _LATE, 4: _CANCELLED}
 
 
 class Timer(NamedTuple):
-    """A timer as its newest record has it. Sorts as it fires: (due time, identity)."""
+    """A timer as its newest record has it. Sorts as it fires: (due time, identity).
+
+    `identity` is the position of the timer's first record in the log, `position` that of the newest
+    one: retention and rolling append the message again.
+    """
 
     due_ms: int
     identity: int
@@ -69,7 +73,7 @@ class TimerState(SnapshotTable):
         self._sends = sends
         self.cursor = (0, 0)  # due time and identity of the wheel's newest firing
         self.classified = 0  # records of the timer queue, from its first on
-        self._judged_position = 0  # of the newest record of those
+        self._classified_position = 0  # of the newest record of those
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
         self.watch: PendingTimersListener | None = None
@@ -109,7 +113,7 @@ class TimerState(SnapshotTable):
         if self.watch is not None:
             self.watch.stored(topic_id)
 
-    def judge(self, timer: Timer, *, moved: bool = False) -> bool:
+    def classify(self, timer: Timer, *, moved: bool = False) -> bool:
         """The next record of the timer queue is enqueued; whether it belongs into the wheel.
 
         Late ones are taken here.  A moved body of a timer that is over belongs nowhere.
@@ -118,7 +122,7 @@ class TimerState(SnapshotTable):
             f"record {timer.offset} enqueued after {self.classified}"
         )
         self.classified += 1
-        self._judged_position = timer.position
+        self._classified_position = timer.position
         if timer.key > self.cursor:
             return True
         if (timer.identity in self.late or not moved) and timer.identity not in self.cancelled:
@@ -128,7 +132,7 @@ class TimerState(SnapshotTable):
     def is_late(self, timer: Timer) -> None:
         """It is late, and its body is here now, unless a newer place of it is known.
 
-        A moved body says so itself: its first record may be gone before a start judges it.
+        A moved body says so itself: its first record may be gone before a start classifies it.
         """
         known = self.late.get(timer.identity)
         if known is None or known.position < timer.position:
@@ -141,7 +145,7 @@ class TimerState(SnapshotTable):
         """
         if offset > self.classified:
             self.classified = offset
-            self._judged_position = max(self._judged_position, log_start - 1)
+            self._classified_position = max(self._classified_position, log_start - 1)
 
     def ended(self, token: FiringToken) -> None:
         """A timer fired, or came to another end."""
@@ -203,11 +207,11 @@ class TimerState(SnapshotTable):
             del self.pending[record.topic_id]
 
     def _forget_cancelled(self, until_ms: int) -> None:
-        """But for those that are not judged: they would be taken for late ones."""
+        """But for those that are not classified: they would be taken for late ones."""
         kept, by_due = [], self.cancelled_by_due
         while by_due and by_due[0][0] < until_ms:
             earliest = heappop(by_due)
-            if earliest[1] > self._judged_position:
+            if earliest[1] > self._classified_position:
                 kept.append(earliest)
             else:
                 del self.cancelled[earliest[1]]
@@ -224,7 +228,7 @@ class TimerState(SnapshotTable):
     # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        head = [_HEAD.pack(1, *self.cursor, self.classified, self._judged_position)]
+        head = [_HEAD.pack(1, *self.cursor, self.classified, self._classified_position)]
         head += [_PENDING.pack(2, *pending) for pending in self.pending.items()]
         late, cancelled = list(self.late.values()), list(self.cancelled.items())
         return chain(
@@ -241,7 +245,7 @@ class TimerState(SnapshotTable):
             at += layout.size
             if kind == 1:
                 self.cursor = values[0], values[1]
-                self.classified, self._judged_position = values[2:]
+                self.classified, self._classified_position = values[2:]
             elif kind == 2:
                 self.pending[values[0]] = values[1]
             elif kind == 3:
@@ -258,7 +262,7 @@ def snapshot_rows(content: bytes) -> Iterator[Row]:
         kind, *values = layout.unpack_from(content, at)
         at += layout.size
         if kind == 1:
-            fields = dict(zip(("due_ms", "identity", "judged", "at"), values, strict=True))
+            fields = dict(zip(("due_ms", "identity", "classified", "at"), values, strict=True))
             yield Row("cursor of the wheel", fields)
         elif kind == 2:
             yield Row(f"pending timers of topic {values[0]}", {"count": values[1]})

@@ -169,7 +169,7 @@ class Timers:
         self.bodies.begin()
 
     def slave_keep_position(self) -> int:
-        """Records of the timer queue from this position on are not enqueued, or not judged, yet."""
+        """Records of the timer queue from here on are not enqueued, or not classified, yet."""
         queue, enqueue = self.service.queue.queue, self.service.enqueue
         offset = max(min(enqueue.curr_queue_offset, self.state.classified), queue.min_offset)
         unread = queue.units(offset, 1)

@@ -32,8 +32,8 @@ from popmq.cli.terminal.output import columns, print_rows
 from popmq.common.clock import SystemClock
 from popmq.common.disk import RealDisk
 from popmq.common.errors import ConfigError, StoreDamaged
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.common.settings.settings import (
-    ClusterSettings,
     MessageSettings,
     Settings,
     StoreSettings,

@@ -13,7 +13,7 @@ from pathlib import Path
 from popmq.cli.monitoring.dashboard import by_cluster, check
 
 PAGE = "docs/reference/alerts.md"
-_CLUSTER = re.compile(r'\bcluster="[^"]*"')
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _STEPS = 120  # of 15 s in a test: 30 minutes
 _AT = "28m"
 
@@ -80,8 +80,11 @@ def rules(alerts: Iterable[Alert]) -> str:
 
 
 def rule_tests(alerts: Iterable[Alert], rule_file: str) -> str:
-    """For `promtool test rules`: three for each alert.  In the third one of two clusters with the
-    same names is quiet, and the other one fires."""
+    """For `promtool test rules`: three for each alert.
+
+    In the third, one cluster fires.  Two others with the same names of groups and topics are quiet:
+    one in another namespace, and one whose name begins with that name.
+    """
     lines = [
         "# Made from cli/monitoring/alerts.toml by `make metrics`; do not edit.",
         f"rule_files: [{rule_file}]",
@@ -91,9 +94,15 @@ def rule_tests(alerts: Iterable[Alert], rule_file: str) -> str:
     for alert in alerts:
         lines += _test(alert, "fires", alert.firing, [alert.labels])
         lines += _test(alert, "stays quiet", alert.quiet, [])
-        two = {**_of_cluster(alert.quiet, "a"), **_of_cluster(alert.firing, "b")}
-        own = {"cluster": "b"} if "cluster" in alert.labels else {"namespace": "n", "cluster": "b"}
-        lines += _test(alert, "fires for one cluster of two", two, [{**alert.labels, **own}])
+        if alert.labels:
+            several = {
+                **_of_cluster(alert.quiet, "a", "demo"),
+                **_of_cluster(alert.quiet, "b", "demo-eu"),
+                **_of_cluster(alert.firing, "b", "demo"),
+            }
+            own = {"cluster": "demo", _namespace_label(alert.labels): "b"}
+            what = "fires for one cluster of three"
+            lines += _test(alert, what, several, [{**alert.labels, **own}])
     return "\n".join(lines) + "\n"
 
 
@@ -112,16 +121,19 @@ def alert_page(alerts: Iterable[Alert]) -> str:
     return "\n".join(parts)
 
 
-def _of_cluster(series: Mapping[str, str], cluster: str) -> dict[str, str]:
-    own = f'cluster="{cluster}"'
-    return {
-        (
-            _CLUSTER.sub(own, name)
-            if _CLUSTER.search(name)
-            else f'{name.rstrip("}")}{"," if name.endswith("}") else "{"}namespace="n",{own}}}'
-        ): values
-        for name, values in series.items()
-    }
+def _namespace_label(labels: Iterable[str]) -> str:
+    """What an operator says of a cluster has the namespace of the operator, and this one."""
+    return "cluster_namespace" if "cluster_namespace" in labels else "namespace"
+
+
+def _of_cluster(series: Mapping[str, str], namespace: str, cluster: str) -> dict[str, str]:
+    labelled = {}
+    for name, values in series.items():
+        labels = dict(_LABEL.findall(name))
+        labels |= {_namespace_label(labels): namespace, "cluster": cluster}
+        written = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        labelled[f"{name.partition('{')[0]}{{{written}}}"] = values
+    return labelled
 
 
 def _test(

@@ -7,16 +7,17 @@ The tables of panels and alerts say nothing of clusters.  What is made of them k
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from popmq.common.metric_table.row import PREFIX
 from popmq.common.metric_table.table import TABLE
+from popmq.common.metric_table.verdicts import Verdict
 
-_COLUMNS = 3
-_WIDTH = 24 // _COLUMNS  # of Grafana's grid
-_HEIGHT = 8
+_SPAN = 24  # columns of Grafana's grid
+_SIZES = {"stat": (4, 4), "table": (24, 8), "timeseries": (8, 8)}  # width and height
 _SCHEMA = 39
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _NAMED = re.compile(rf"\b{PREFIX}[a-z0-9_]+")
@@ -24,7 +25,17 @@ CLUSTER_LABELS = ("namespace", "cluster")
 _CHOSEN = 'namespace=~"$namespace",cluster=~"$cluster"'
 _GROUPING = re.compile(r"\b(by|on) \(([a-z_, ]*)\)")
 _UNGROUPED = re.compile(r"\b(sum|max|min|count)\(")
-_SELECTOR = re.compile(r"\b(?:(?:popmq|process)_[a-z0-9_]+|up)\b(?:\{([^}]*)\})?")
+_SELECTOR = re.compile(r"\b(?:(?:popmq|process)_[a-z0-9_]+|up|ALERTS)\b(?:\{([^}]*)\})?")
+# An operator belongs to no cluster; what it says of one has the namespace of that one.
+_OPERATOR = f"{PREFIX}operator_"
+_CHOSEN_OPERATORS = 'namespace=~"$operator"'
+_CHOSEN_BY_OPERATOR = 'cluster_namespace=~"$namespace",cluster=~"$cluster"'
+_OF_CLUSTERS = {
+    series for row in TABLE.values() if "cluster_namespace" in row.labels for series in row.series
+}
+_VERDICT = "verdict"  # a unit: the number of a verdict
+# Labels that say where a value was read: no columns of a table.
+_HIDDEN = ("Time", "__name__", "alertstate", "job", "endpoint", "container", "prometheus")
 _KNOWN = {series for row in TABLE.values() for series in row.series}
 
 
@@ -32,22 +43,43 @@ class UnknownMetric(KeyError):
     """A query names a metric that is not in the table."""
 
 
+class Query(NamedTuple):
+    """PromQL and its legend, which is the title of its column in a table.
+
+    A column has a unit of its own, is yellow from `warn` on and red from `high` on.
+    """
+
+    expression: str
+    legend: str
+    unit: str = ""
+    warn: float | None = None
+    high: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`queries` are PromQL and legend; `unit` is one of Grafana's."""
+    """`unit` is one of Grafana's, or "verdict"."""
 
     title: str
     what: str
-    unit: str
-    queries: Sequence[tuple[str, str]]
-    kind: str = "timeseries"  # or stat
+    queries: Sequence[Query]
+    unit: str = "short"
+    kind: str = "timeseries"  # or stat, table
     stacked: bool = False
     low: float | None = None  # red below it
+    warn: float | None = None  # yellow from it on
     high: float | None = None  # red from it on
+    width: int = 0  # 0: that of its kind
+    worst_first: Sequence[str] = ()  # columns of a table by which it is sorted
 
     def __post_init__(self) -> None:
-        for expression, _ in self.queries:
-            check(expression)
+        for query in self.queries:
+            check(query.expression)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        width, height = _SIZES[self.kind]
+        return self.width or width, height
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +112,12 @@ def of_chosen_clusters(expression: str) -> str:
 
     def chosen(match: re.Match[str]) -> str:
         name = match[0].partition("{")[0]
-        if name.startswith(f"{PREFIX}operator_"):
-            return match[0]  # an operator belongs to no cluster
-        return f"{name}{{{', '.join(filter(None, (match[1], _CHOSEN)))}}}".replace(", ", ",")
+        own = _CHOSEN
+        if name in _OF_CLUSTERS:
+            own = _CHOSEN_BY_OPERATOR
+        elif name.startswith(_OPERATOR):
+            own = _CHOSEN_OPERATORS
+        return f"{name}{{{', '.join(filter(None, (match[1], own)))}}}".replace(", ", ",")
 
     return _SELECTOR.sub(chosen, by_cluster(expression))
 
@@ -91,9 +126,13 @@ def dashboards() -> list[Dashboard]:
     """Those of dashboards.toml."""
     text = Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8")
     return [
-        Dashboard(**{**data, "panels": [Panel(**panel) for panel in data["panels"]]})
+        Dashboard(**{**data, "panels": [_read_panel(panel) for panel in data["panels"]]})
         for data in tomllib.loads(text)["dashboards"]
     ]
+
+
+def _read_panel(data: dict[str, Any]) -> Panel:
+    return Panel(**{**data, "queries": [Query(*query) for query in data["queries"]]})
 
 
 def to_json(dashboard: Dashboard) -> str:
@@ -111,49 +150,114 @@ def to_json(dashboard: Dashboard) -> str:
                 *map(_variable, (*_CLUSTER_VARIABLES, *dashboard.variables)),
             ]
         },
-        "panels": [_panel(dashboard, at) for at in range(len(dashboard.panels))],
+        "panels": [
+            _panel(panel, number, place)
+            for number, (panel, place) in enumerate(
+                zip(dashboard.panels, _places(dashboard.panels), strict=True), 1
+            )
+        ],
     }
     return json.dumps(shown, indent=1) + "\n"
 
 
-def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
-    panel = dashboard.panels[at]
-    row, column = divmod(at, _COLUMNS)
+def _places(panels: Iterable[Panel]) -> Iterator[dict[str, int]]:
+    """From left to right; the next row begins below the highest panel of the one before."""
+    x = y = row_height = 0
+    for panel in panels:
+        width, height = panel.size
+        if x + width > _SPAN:
+            x, y, row_height = 0, y + row_height, 0
+        yield {"x": x, "y": y, "w": width, "h": height}
+        x, row_height = x + width, max(row_height, height)
+
+
+def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, object]:
+    table = panel.kind == "table"
     drawn = {"stacking": {"mode": "normal"}, "fillOpacity": 30} if panel.stacked else {}
-    return {
-        "id": at + 1,
+    defaults: dict[str, object] = {
+        **_unit(panel.unit),
+        "custom": drawn,
+        "thresholds": _thresholds(panel.unit, panel.low, panel.warn, panel.high),
+    }
+    overrides = [_column(query) for query in panel.queries] if table else []
+    shown: dict[str, object] = {
+        "id": number,
         "type": panel.kind,
         "title": panel.title,
         "description": panel.what,
         "datasource": _SOURCE,
-        "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
-        "fieldConfig": {
-            "defaults": {"unit": panel.unit, "custom": drawn, "thresholds": _thresholds(panel)},
-            "overrides": [],
-        },
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}}
-        if panel.kind == "timeseries"
-        else {"reduceOptions": {"calcs": ["lastNotNull"]}},
-        "targets": [
-            {
-                "refId": chr(ord("A") + number),
-                "datasource": _SOURCE,
-                "expr": of_chosen_clusters(expression),
-                "legendFormat": " ".join(filter(None, ("{{cluster}}", legend))),
-            }
-            for number, (expression, legend) in enumerate(panel.queries)
-        ],
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": overrides},
+        "options": _options(panel),
+        "targets": [_target(query, at, table=table) for at, query in enumerate(panel.queries)],
     }
+    if table:
+        shown["transformations"] = _transformations(panel)
+    return shown
 
 
-def _thresholds(panel: Panel) -> dict[str, object]:
-    steps: list[dict[str, object]] = [
-        {"color": "green" if panel.low is None else "red", "value": None}
+def _target(query: Query, at: int, *, table: bool) -> dict[str, object]:
+    target: dict[str, object] = {
+        "refId": _letter(at),
+        "datasource": _SOURCE,
+        "expr": of_chosen_clusters(query.expression),
+        "legendFormat": " ".join(filter(None, ("{{cluster}}", query.legend))),
+    }
+    return {**target, "format": "table", "instant": True} if table else target
+
+
+def _letter(at: int) -> str:
+    return chr(ord("A") + at)
+
+
+def _options(panel: Panel) -> dict[str, object]:
+    if panel.kind == "timeseries":
+        return {"legend": {"displayMode": "list", "placement": "bottom"}}
+    if panel.kind == "stat":
+        color = {"colorMode": "background" if panel.unit == _VERDICT else "value"}
+        return {"reduceOptions": {"calcs": ["lastNotNull"]}, **color}
+    columns = {query.legend for query in panel.queries}
+    # Labels are words, whose order is that of the alphabet.
+    order = [{"displayName": name, "desc": name in columns} for name in panel.worst_first]
+    return {"sortBy": order, "showHeader": True}
+
+
+def _transformations(panel: Panel) -> list[dict[str, object]]:
+    """One row for each set of labels, one column for each query."""
+    names = {
+        f"Value #{_letter(at)}" if len(panel.queries) > 1 else "Value": query.legend
+        for at, query in enumerate(panel.queries)
+    }
+    organized = {"excludeByName": dict.fromkeys(_HIDDEN, True), "renameByName": names}
+    return [{"id": "merge", "options": {}}, {"id": "organize", "options": organized}]
+
+
+def _column(query: Query) -> dict[str, object]:
+    properties: list[dict[str, object]] = [
+        *({"id": key, "value": value} for key, value in _unit(query.unit or "short").items()),
+        {"id": "thresholds", "value": _thresholds(query.unit, None, query.warn, query.high)},
     ]
-    if panel.low is not None:
-        steps.append({"color": "green", "value": panel.low})
-    if panel.high is not None:
-        steps.append({"color": "red", "value": panel.high})
+    if query.unit == _VERDICT or query.warn is not None or query.high is not None:
+        properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
+    return {"matcher": {"id": "byName", "options": query.legend}, "properties": properties}
+
+
+def _unit(unit: str) -> dict[str, object]:
+    if unit != _VERDICT:
+        return {"unit": unit}
+    words = {str(verdict.value): {"text": verdict.name} for verdict in Verdict}
+    return {"unit": "short", "mappings": [{"type": "value", "options": words}]}
+
+
+def _thresholds(
+    unit: str, low: float | None, warn: float | None, high: float | None
+) -> dict[str, object]:
+    if unit == _VERDICT:
+        warn, high = Verdict.UNKNOWN, Verdict.STUCK
+    steps: list[dict[str, object]] = [{"color": "green" if low is None else "red", "value": None}]
+    for color, value in (("green", low), ("yellow", warn), ("red", high)):
+        if value is not None:
+            steps.append({"color": color, "value": value})
     return {"mode": "absolute", "steps": steps}
 
 
@@ -171,6 +275,8 @@ def _source_variable() -> dict[str, object]:
 def _variable(variable: tuple[str, str]) -> dict[str, object]:
     name, query = variable
     check(query)
+    if variable not in _CLUSTER_VARIABLES and name != "operator":
+        query = of_chosen_clusters(query)
     return {
         "name": name,
         "type": "query",

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 
 from popmq.cli.monitoring.alert import PAGE as ALERT_PAGE
 from popmq.cli.monitoring.alert import alert_page, all_alerts, rule_tests, rules
@@ -19,15 +20,61 @@ CHART = "charts/popmq/monitoring"  # helm reads nothing that is outside of a cha
 PAGE = "docs/reference/metrics.md"
 RULES = "alerts.yml"
 RULE_TESTS = "alerts_test.yml"
+SHOWCASE = "deploy/showcase-monitoring.yaml"
 
 _HEAD = """# Metrics
 
 Made from the table in code (`common/metric_table/`) by `make metrics`; do not edit. Every role
 serves its metrics on `/metrics` ([ports](../reference/ports.md)); in `popmq up` with one process
-one page has those of all roles. The usual `process_` and `python_gc_` metrics are there, too.
+one page has those of all roles. Those of the role `report` come from
+`popmq report lag --prometheus`, and no other metric begins with `popmq_report_`. The usual
+`process_` and `python_gc_` metrics are there, too.
 What to watch: [monitoring](../concepts/monitoring.md).
 
-Counters count from the start of their process. Units are in the names: seconds, bytes, messages.
+Counters count from the start of their process. Lags, dead letters, pending timers, half messages
+and the audit come from masters alone: slaves have the same tables, and sums would be too large.
+Units are in the names: seconds, bytes, messages.
+"""
+# The word popmq in the names of monitors makes the label `job` that alerts look for.
+_SHOWCASE = """# Made by `make metrics`; do not edit. It needs the definitions of the Prometheus
+# operator, and scrapes the cluster of deploy/showcase.yaml and the operator of popmq.
+# A Prometheus that selects monitors and rules by a label, as `release`, needs that label here.
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: popmq-demo
+spec:
+  selector:
+    matchLabels:
+      popmq.io/cluster: demo
+  podMetricsEndpoints:
+    - port: http
+      path: /metrics
+      interval: 15s
+      relabelings:
+        - targetLabel: cluster
+          replacement: demo
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: popmq-operator
+spec:
+  namespaceSelector:
+    matchNames: [popmq-system]
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: popmq-operator
+  podMetricsEndpoints:
+    - port: http
+      path: /metrics
+      interval: 15s
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: popmq-alerts
+spec:
 """
 _TABLE = "| metric | type | role | labels | what |\n|---|---|---|---|---|\n"
 
@@ -38,9 +85,15 @@ def generated_files() -> dict[str, str]:
     return {
         PAGE: reference_page(),
         ALERT_PAGE: alert_page(all_alerts()),
+        SHOWCASE: showcase(),
         f"{FOLDER}/{RULE_TESTS}": rule_tests(all_alerts(), RULES),
         **{f"{folder}/{name}": text for folder in (FOLDER, CHART) for name, text in shown.items()},
     }
+
+
+def showcase() -> str:
+    """For the Prometheus operator: what scrapes deploy/showcase.yaml, and every alert."""
+    return _SHOWCASE + indent(rules(all_alerts()).partition("\n")[2], "  ")
 
 
 def reference_page() -> str:
@@ -57,7 +110,7 @@ def _example(rows: Sequence[MetricRow]) -> str:
         (expression, panel.title)
         for board in dashboards()
         for panel in board.panels
-        for expression, _ in panel.queries
+        for expression in (query.expression for query in panel.queries)
         if named.search(expression) and "(" in expression
     ]
     if not queries:

@@ -69,7 +69,7 @@ class ProxyWorkers:
             await asyncio.wait((listening, keeping), return_when=asyncio.FIRST_COMPLETED)
             listening.cancel()
             if not worker.listening.is_set():
-                raise ConfigError(f"worker {worker.number} did not start; it has said why")
+                raise ConfigError(f"worker {worker.number} did not start; its error stands above")
         return self.endpoint
 
     async def stop(self) -> None:

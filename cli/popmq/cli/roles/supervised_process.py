@@ -110,7 +110,10 @@ class SupervisedProcess:
             # A session of its own: Ctrl-C in a terminal goes to the supervisor alone, which
             # stops its children in their order.
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "popmq.cli", *self._arguments),
+                sys.executable,
+                "-m",
+                "popmq.cli",
+                *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

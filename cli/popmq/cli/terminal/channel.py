@@ -142,7 +142,7 @@ class GrpcChannel:
         self._buffer, self._next_id, self._answered = b"", 1, False
         self._peer_window = self._initial_window = DEFAULT_WINDOW
         settings = struct.pack(
-            *(">HIHIHI", HEADER_TABLE_SIZE, 0, ENABLE_PUSH, 0, INITIAL_WINDOW_SIZE, MAX_WINDOW)
+            ">HIHIHI", HEADER_TABLE_SIZE, 0, ENABLE_PUSH, 0, INITIAL_WINDOW_SIZE, MAX_WINDOW
         )
         grown = struct.pack(">I", MAX_WINDOW - DEFAULT_WINDOW)
         self._socket.sendall(

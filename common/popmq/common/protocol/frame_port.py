@@ -241,8 +241,9 @@ class FramePort:
 
     async def _keep_connected(self) -> None:
         back_off_ms = FIRST_BACK_OFF_MS
+        plain = False
         while True:
-            connection = self._opening = _PortConnection(self)
+            connection = self._opening = _PortConnection(self, plain=plain)
             try:
                 async with asyncio.timeout(self.settings.connect_timeout_ms / 1000):
                     await self._open(connection)
@@ -255,6 +256,9 @@ class FramePort:
                 back_off_ms = FIRST_BACK_OFF_MS
             if connection.opened:
                 await asyncio.wait([connection.lost])
+            plain = connection.falls_back
+            if plain:
+                continue
             await asyncio.sleep(back_off_ms / 1000)
             back_off_ms = min(2 * back_off_ms, MAX_BACK_OFF_MS)
 
@@ -302,8 +306,8 @@ class FramePort:
 
 
 class _PortConnection(FrameConnection):
-    def __init__(self, port: FramePort) -> None:
-        super().__init__(port.hello, port.settings, port.turn)
+    def __init__(self, port: FramePort, *, plain: bool) -> None:
+        super().__init__(port.hello, port.settings, port.turn, plain=plain)
         self._port = port
         self.opened = False  # a transport exists, so `lost` will come
         self.decided = asyncio.Event()  # accepted, refused or lost
@@ -313,13 +317,19 @@ class _PortConnection(FrameConnection):
         super().connection_made(transport)
         self.send_hello()
 
+    @property
+    def falls_back(self) -> bool:
+        """The peer has no TLS yet, and need not: the next attempt, at once, is in plain text."""
+        return self.no_tls and self._tls is not None and not self._tls.required
+
     def on_hello(self, peer: Hello) -> None:
         self.decided.set()
         self._port.on_connected(self)
 
     def on_connection_lost(self, reason: str) -> None:
         self.decided.set()
-        self._port.on_disconnected(reason)
+        if not self.falls_back:
+            self._port.on_disconnected(reason)
 
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
         if kind == REPLY:

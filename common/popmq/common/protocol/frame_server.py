@@ -19,6 +19,7 @@ from popmq.common.errors import (
     TooManyRequests,
 )
 from popmq.common.listener_close import stop_listening
+from popmq.common.protocol.claimed_identity import SLAVE_KINDS, checked_kinds, foreign
 from popmq.common.protocol.frames import (
     CANCEL,
     DEFAULT_SETTINGS,
@@ -43,13 +44,6 @@ logger = logging.getLogger(__name__)
 # Which requests a peer may send, by the role in its HELLO; whatever is not named is refused.
 # frame_kinds.py says what each is for.
 _CLUSTER_KINDS = {Kind.ROUTES, Kind.LIST_REPLICAS, Kind.FAILOVER}
-_SLAVE_KINDS = {
-    Kind.HANDSHAKE,
-    Kind.FETCH,
-    Kind.ACKED,
-    Kind.READ_SNAPSHOT,
-    Kind.TIMER_CHECK_POINT,
-}
 _BROKER_KINDS = {
     Kind.REGISTER,
     Kind.ALTER_SYNC_STATE_SET,
@@ -70,7 +64,7 @@ _CLIENT_KINDS = {kind for kind in Kind if FIRST_REQUEST_KIND <= kind < Kind.REGI
 }
 KINDS_OF_ROLE: dict[ProcessRole, frozenset[int]] = {
     ProcessRole.PROXY: frozenset(_CLIENT_KINDS | _CLUSTER_KINDS),
-    ProcessRole.BROKER: frozenset(_SLAVE_KINDS | _BROKER_KINDS),
+    ProcessRole.BROKER: SLAVE_KINDS | _BROKER_KINDS,
     ProcessRole.CONTROLLER: frozenset(_CONTROLLER_KINDS),
     ProcessRole.TOOL: frozenset(_CLUSTER_KINDS),
 }
@@ -171,6 +165,7 @@ class _ServerConnection(FrameConnection):
         self._clock = server.clock
         self._max_reply = server.settings.max_frame_bytes - FRAME_OVERHEAD
         self._kinds: frozenset[int] = frozenset()
+        self._checked: frozenset[int] = frozenset()  # those of them that name their sender
         self._in_flight: dict[int, int] = {}  # the asker's id -> the port's
         self._pops: set[int] = set()  # those of them that may wait for a message
         self._answered: dict[int, int] = {}  # pops whose answer may cross with a CANCEL
@@ -208,6 +203,7 @@ class _ServerConnection(FrameConnection):
 
     def on_hello(self, peer: Hello) -> None:
         self._kinds = KINDS_OF_ROLE[peer.role]
+        self._checked = checked_kinds(peer)
         if self._greeting is not None:
             self._greeting.cancel()
 
@@ -251,6 +247,9 @@ class _ServerConnection(FrameConnection):
 
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
         if kind in self._kinds:
+            if kind in self._checked and (why := self._foreign(kind, body)):
+                self._forbid(request_id, why)
+                return
             refusal = self._refusal(kind, request_id)
             self._server.requests += 1
             if refusal is not None:
@@ -273,14 +272,20 @@ class _ServerConnection(FrameConnection):
             if port_id is not None:
                 self._give_up(port_id)
         elif kind in _REQUESTS:
-            self._server.forbidden += 1
             assert self.peer is not None, "requests come after HELLO"
-            text = f"a {self.peer.role} may not send {_REQUESTS[kind].name}"
-            self._say(request_id, Refused(Code.FORBIDDEN, text))
-            self._count_refused()
+            self._forbid(request_id, f"a {self.peer.role} may not send {_REQUESTS[kind].name}")
         else:
             self.other_frame(kind, request_id, body)
             self._count_refused()
+
+    def _foreign(self, kind: int, body: bytes) -> str:
+        assert self.peer is not None, "requests come after HELLO"
+        return foreign(self.peer, self._server.hello, kind, body)
+
+    def _forbid(self, request_id: int, text: str) -> None:
+        self._server.forbidden += 1
+        self._say(request_id, Refused(Code.FORBIDDEN, text))
+        self._count_refused()
 
     def _refusal(self, kind: int, request_id: int) -> PopmqError | None:
         if request_id in self._in_flight:

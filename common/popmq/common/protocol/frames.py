@@ -24,6 +24,7 @@ from popmq.common.protocol.cluster_secret import (
     load_cluster_secret,
     new_challenge,
 )
+from popmq.common.protocol.frame_tls import FrameTls, TlsChannel, TlsRefused
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.protocol.payload import decode_error, encode_error
 from popmq.common.settings.settings import Settings
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 HELLO_BYTES = 64 << 10  # until HELLO was accepted no frame may be longer
+TLS_RECORD = 0x1603  # how a TLS connection begins; a HELLO is too short for it
 LINGER_MS = 1_000  # how long a closed connection may take to hand over its last bytes
 
 # A frame, big-endian; the length counts what follows it:
@@ -71,7 +73,8 @@ class ProcessRole(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """Who is at one end. `protocol` is the newest frame version that end speaks; a `challenge`
-    asks the other end for a PROOF, and promises one."""
+    asks the other end for a PROOF, and promises one.  `group` is a broker's own broker group;
+    releases without the field send none."""
 
     role: ProcessRole
     name: str
@@ -81,6 +84,7 @@ class Hello:
     credentials: str = field(default="", repr=False)  # always empty: older peers read the field
     protocol: int = VERSION
     challenge: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class FrameSettings:
 
     With a `secret`, both ends prove that they hold it; `secret_required` refuses a peer that
     offers no proof.  Without a secret, a server listens off loopback only if none is required.
+    With `tls`, frames over TCP are encrypted.
     """
 
     max_frame_bytes: int = 64 << 20
@@ -101,6 +106,7 @@ class FrameSettings:
     connect_timeout_ms: int = 3_000  # connecting, HELLO and PROOF together
     secret: ClusterSecret | None = field(default=None, repr=False)
     secret_required: bool = True
+    tls: FrameTls | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -110,7 +116,7 @@ class FrameSettings:
 
     @staticmethod
     def of(settings: Settings) -> "FrameSettings":
-        """Raises ConfigError when the file of the cluster's secret cannot be used."""
+        """Raises ConfigError when the cluster's secret or certificate cannot be used."""
         frames, cluster = settings.frames, settings.cluster
         return FrameSettings(
             max_frame_bytes=frames.max_frame_bytes,
@@ -118,6 +124,7 @@ class FrameSettings:
             max_in_flight=frames.max_in_flight,
             secret=load_cluster_secret(cluster.secret_file) if cluster.secret_file else None,
             secret_required=cluster.secret_required,
+            tls=FrameTls.of(cluster),
         )
 
 
@@ -207,6 +214,10 @@ class FrameReader:
         self._need = 4 + size
 
     def _refusal(self, size: int, version: int) -> FrameError:
+        if size >> 16 == TLS_RECORD:
+            return FrameError(
+                Code.FORBIDDEN, "the peer uses TLS, this end does not (cluster.tls_*)"
+            )
         if version != VERSION:
             return FrameError(
                 Code.VERSION_UNSUPPORTED,
@@ -239,10 +250,12 @@ def decode_hello(body: bytes) -> Hello:
             credentials=fields["credentials"],
             protocol=fields["protocol"],
             challenge=fields.get("challenge", ""),
+            group=fields.get("group", ""),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameError(Code.BAD_REQUEST, "HELLO cannot be read") from error
-    texts = (hello.name, hello.cluster, hello.credentials, hello.challenge, *hello.features)
+    names = (hello.name, hello.cluster, hello.group)
+    texts = (*names, hello.credentials, hello.challenge, *hello.features)
     numbers = (hello.epoch, hello.protocol)
     if not all(type(value) is str for value in texts) or not all(
         type(value) is int for value in numbers
@@ -271,10 +284,19 @@ class FrameConnection(asyncio.Protocol):
     side: Side = "asker"
 
     def __init__(
-        self, hello: Hello, settings: FrameSettings, turn: LoopIteration | None = None
+        self,
+        hello: Hello,
+        settings: FrameSettings,
+        turn: LoopIteration | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
+        """`plain`: without TLS, whatever the settings say."""
         self.hello = hello
         self.settings = settings
+        self.no_tls = False  # the other end has no TLS
+        self._tls = None if plain else settings.tls
+        self._channel: TlsChannel | None = None  # of a connection over TLS, or that may become one
         self.peer: Hello | None = None
         self.closing = False
         self.paused = False  # the peer left more than `max_buffered_bytes` unread
@@ -325,10 +347,18 @@ class FrameConnection(asyncio.Protocol):
             self._flush()
 
     def _flush(self) -> None:
-        if self._parts and self._transport is not None:
+        channel = self._channel
+        if self._parts and self._transport is not None and (channel is None or channel.ready):
             data = b"".join(self._parts)
             self._parts.clear()
             self.unsent = 0
+            try:
+                self._write(data if channel is None else channel.seal(data))
+            except TlsRefused as refused:
+                self.abort(str(refused))
+
+    def _write(self, data: bytes) -> None:
+        if data and self._transport is not None:
             self._written += len(data)
             self._transport.write(data)
 
@@ -370,6 +400,9 @@ class FrameConnection(asyncio.Protocol):
         limit = self.settings.max_buffered_bytes
         transport.set_write_buffer_limits(high=limit, low=limit)
         notice_dead_peer(transport)
+        if self._tls is not None and not _is_unix(transport):
+            self._channel = TlsChannel(self._tls, asks=self.side == "asker")
+            self._write(self._channel.take())
         if self.closing:
             transport.abort()
 
@@ -392,6 +425,8 @@ class FrameConnection(asyncio.Protocol):
         if self.closing:
             return
         try:
+            if self._channel is not None:
+                data = self._opened(self._channel, data)
             for kind, request_id, timeout_ms, body in self._reader.feed(data):
                 if self.peer is None:
                     self._opening_frame(kind, request_id, body)
@@ -401,6 +436,21 @@ class FrameConnection(asyncio.Protocol):
                     return
         except FrameError as error:
             self.refuse(error)
+
+    def _opened(self, channel: TlsChannel, data: bytes) -> bytes:
+        """The frames' bytes; what TLS has to say, and what waited for its handshake, leaves."""
+        try:
+            data = channel.opened(data)
+        except TlsRefused as refused:
+            self.no_tls = refused.no_tls
+            raise FrameError(Code.FORBIDDEN, str(refused)) from refused
+        finally:
+            self._write(channel.take())
+        if channel.session is None:
+            self._channel = None
+        else:
+            self._flush()
+        return data
 
     def send_hello(self) -> None:
         challenge = new_challenge() if self.settings.secret is not None else ""
@@ -495,7 +545,7 @@ def notice_dead_peer(
     (TCP_NODELAY is set by asyncio.)
     """
     sock = transport.get_extra_info("socket")
-    if sock is None or sock.family == socket.AF_UNIX:
+    if sock is None or _is_unix(transport):
         return
     options = {
         "TCP_KEEPIDLE": idle_s,
@@ -509,3 +559,8 @@ def notice_dead_peer(
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
     except OSError:  # the peer is gone already, and `connection_lost` will come
         return
+
+
+def _is_unix(transport: asyncio.BaseTransport) -> bool:
+    sock = transport.get_extra_info("socket")
+    return sock is not None and sock.family == socket.AF_UNIX

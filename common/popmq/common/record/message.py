@@ -186,8 +186,16 @@ class RevivalToken:
         else:
             flags |= _REDRIVEN if isinstance(ends, RedrivenLetter) else _PARKED
         return _TOKEN_2.pack(
-            *(2, member, flags, named[0], named[1], self.topic_id, self.queue_id),
-            *(self.queue_offset, self.first_log_ms, self.last_log_ms),
+            2,
+            member,
+            flags,
+            named[0],
+            named[1],
+            self.topic_id,
+            self.queue_id,
+            self.queue_offset,
+            self.first_log_ms,
+            self.last_log_ms,
         )
 
     @classmethod

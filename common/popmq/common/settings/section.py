@@ -36,6 +36,13 @@ def matching(default: str, pattern: str, what: str) -> str:
     return checked(default, lambda value: "" if re.fullmatch(pattern, value) else what, what)
 
 
+def name_of(default: str, *, optional: bool = False) -> str:
+    # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
+    least = 0 if optional else 1
+    what = "1 to 100 letters, digits, _ or -"
+    return matching(default, rf"[a-zA-Z0-9_-]{{{least},100}}", what)
+
+
 def one_of(default: str, *choices: str, **refused: str) -> str:
     def check(value: str) -> str:
         return "" if value in choices else refused.get(value, "one of " + ", ".join(choices))

@@ -27,6 +27,7 @@ from popmq.common.quantities import (
     parse_size,
 )
 from popmq.common.settings.auth_settings import AuthSettings
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.common.settings.console_settings import ConsoleSettings
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.common.settings.lite_settings import LiteSettings
@@ -37,6 +38,7 @@ from popmq.common.settings.section import SettingsSection as _Section
 from popmq.common.settings.section import checked as _checked
 from popmq.common.settings.section import constant as _constant
 from popmq.common.settings.section import matching as _matching
+from popmq.common.settings.section import name_of as _name_of
 from popmq.common.settings.section import one_of as _one_of
 from popmq.common.settings.section import within as _within
 from popmq.common.settings.send_settings import DedupSettings, TransactionSettings
@@ -62,13 +64,6 @@ def environment() -> Mapping[str, str]:
 def runtime_folder() -> str:
     """Of this user, for sockets; empty where the system gives none."""
     return os.environ.get("XDG_RUNTIME_DIR", "")
-
-
-def _name_of(default: str, *, optional: bool = False) -> str:
-    # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
-    least = 0 if optional else 1
-    what = "1 to 100 letters, digits, _ or -"
-    return _matching(default, rf"[a-zA-Z0-9_-]{{{least},100}}", what)
 
 
 def _address(default: str, *, optional: bool = False) -> str:
@@ -171,14 +166,6 @@ class PopSettings(SettingsSection):
         if self.check_point_min_stay_ms > stay:
             limit = f"at most pop.check_point_stay_ms = {stay}"
             raise self.refuse("check_point_min_stay_ms", limit)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSettings(_Section):
-    name: str = _name_of("popmq")
-    formerly: str = _name_of("", optional=True)  # whose data directory a broker may take over
-    secret_file: str = ""  # what our processes prove to each other that they know
-    secret_required: bool = True  # false while a cluster is moved to a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +344,7 @@ class FramesSettings(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    cluster: ClusterSettings = ClusterSettings()
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     controller: ControllerSettings = ControllerSettings()
     broker: BrokerSettings = BrokerSettings()
     proxy: ProxySettings = ProxySettings()

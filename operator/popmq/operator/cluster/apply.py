@@ -86,8 +86,8 @@ class ObjectApplier:
     async def adopt_secrets(self, spec: ClusterSpec) -> None:
         """Those that are read before anything is planned."""
         names = spec.names
-        own = (names.authority, names.tls, names.cluster_secret, names.users_key, names.admin_user)
-        for name in own if spec.adopts else ():
+        own = (names.authority, names.tls, names.process_tls, names.cluster_secret)
+        for name in (*own, names.users_key, names.admin_user) if spec.adopts else ():
             secret = await self._api.get(SECRET, spec.namespace, name)
             if secret is not None:
                 await self.adopted(spec, SECRET, secret)
@@ -99,9 +99,10 @@ class ObjectApplier:
             await self._hand_replicas_over(spec, observed)
         except ApiError as error:
             result.add(f"Deployment {spec.names.proxy}", error)
+        signed = (spec.names.tls, spec.names.process_tls, spec.names.authority)
         for manifest in plan.objects:
             authority_lost = f"Secret {spec.names.authority}" in result.failed
-            if authority_lost and name_of(manifest) in (spec.names.tls, spec.names.authority):
+            if authority_lost and name_of(manifest) in signed:
                 continue  # a certificate whose authority is not stored would change each time
             self._check()
             try:

@@ -73,7 +73,9 @@ class ClusterCharges:
         if elector.holds:
             return Charge(True, self.identity, self._other(elector.lease))
         if not elector.holder:
-            raise ApiUnavailable(f"who is in charge (Lease {names.lease(OPERATOR_LEASE)})")
+            raise ApiUnavailable(
+                f"the operator that is in charge (Lease {names.lease(OPERATOR_LEASE)})"
+            )
         await self._mark(elector.lease)
         return Charge(False, elector.holder)
 

@@ -4,21 +4,25 @@ import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from popmq.common.settings.cluster_settings import ClusterSettings
 from popmq.operator.model.certificates import (
     CERTIFICATE,
     TRUSTED,
     SecretData,
     authority,
+    between_processes,
     end_of,
     names_in,
     serving,
 )
 from popmq.operator.model.conditions import TRUE, ConditionValue
-from popmq.operator.model.manifest import CONFIG_MAP, SECRET, Manifest, make
+from popmq.operator.model.manifest import CONFIG_MAP, SECRET, Manifest, make, name_of
 from popmq.operator.model.names import ObjectNames
 from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.model.stages import PeerRequirement
 
 WARN = timedelta(days=14)
+PROCESS_NAME = ClusterSettings().tls_name
 REPLACED_SHOWN = timedelta(days=7)
 
 
@@ -43,7 +47,8 @@ def certificate_objects(
     match spec.tls.mode:
         case "Own":
             names = certificate_names(spec)
-            return _own(spec.names, secrets, names, now)
+            needs_processes = spec.tls_use is not PeerRequirement.NONE
+            return _own(spec.names, secrets, names, now, processes=needs_processes)
         case "Secret" if TRUSTED in secrets.get(spec.tls.secret, {}):
             return [_trusted(spec.names, secrets[spec.tls.secret][TRUSTED])]
     return []
@@ -57,22 +62,28 @@ def renewed_objects(
     ca, served = secrets.get(names.authority), secrets.get(names.tls)
     if ca is None or served is None or end_of(ca) is None or end_of(served) is None:
         return []
-    secret_manifests = _own(names, secrets, names_in(served), now)
-    before = {names.authority: ca, names.tls: served}
+    has_processes = names.process_tls in secrets
+    *made, trusted = _own(names, secrets, names_in(served), now, processes=has_processes)
     changed = [
-        manifest
-        for manifest in secret_manifests[:2]
-        if manifest["data"] != dict(before[manifest["metadata"]["name"]])
+        manifest for manifest in made if manifest["data"] != dict(secrets[name_of(manifest)])
     ]
-    return [*changed, secret_manifests[2]] if changed else []
+    return [*changed, trusted] if changed else []
 
 
 def _own(
-    names: ObjectNames, secrets: Mapping[str, SecretData], desired: Sequence[str], now: datetime
+    names: ObjectNames,
+    secrets: Mapping[str, SecretData],
+    desired: Sequence[str],
+    now: datetime,
+    *,
+    processes: bool,
 ) -> list[Manifest]:
     ca = authority(secrets.get(names.authority), names.cluster, now)
     served = serving(secrets.get(names.tls), ca, desired, now)
     made = [_secret(names, names.authority, ca), _secret(names, names.tls, served)]
+    if processes:
+        shown = between_processes(secrets.get(names.process_tls), ca, PROCESS_NAME, now)
+        made.append(_secret(names, names.process_tls, shown))
     return [*made, _trusted(names, ca[TRUSTED])]
 
 
@@ -102,7 +113,7 @@ def expiry_verdicts(secrets: Mapping[str, SecretData], now: datetime) -> dict[st
     if end is None or end - now >= WARN:
         return {}
     what = "ended" if end <= now else "ends"
-    why = f"the proxies' certificate or its CA {what} at {end:%Y-%m-%dT%H:%M:%SZ}"
+    why = f"a certificate of the cluster or its CA {what} at {end:%Y-%m-%dT%H:%M:%SZ}"
     reason = "Expired" if end <= now else "Expiring"
     return {"CertificateExpiring": ConditionValue(TRUE, reason, why)}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from popmq.operator.cluster.admin_stage import AdminStage
 from popmq.operator.cluster.charges import NOBODY, Charge
+from popmq.operator.cluster.process_tls_stage import ProcessTlsStage
 from popmq.operator.cluster.secret_stage import SecretStage
 from popmq.operator.cluster.users_stage import UsersStage
 from popmq.operator.model.certificates import SecretData
@@ -143,6 +144,7 @@ class Observed:
     secrets: Mapping[str, SecretData] = field(default_factory=dict)
     charge: Charge = NOBODY
     secret_stage: SecretStage = field(default_factory=SecretStage)
+    tls_stage: ProcessTlsStage = field(default_factory=ProcessTlsStage)
     users_stage: UsersStage = field(default_factory=UsersStage)
     admin_stage: AdminStage = field(default_factory=AdminStage)
     console_pods: Sequence[Manifest] = ()

@@ -52,6 +52,7 @@ class Planner:
         self._spec = replace(
             spec,
             secret_use=observed.secret_stage.use,
+            tls_use=observed.tls_stage.use,
             users_use=observed.users_stage.use,
             admin_on_public=observed.admin_stage.on_public,
         )

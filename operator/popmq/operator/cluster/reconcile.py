@@ -52,6 +52,7 @@ from popmq.operator.cluster.observed import (
     group_sets,
 )
 from popmq.operator.cluster.plan import ClusterPlan, make_plan
+from popmq.operator.cluster.process_tls_stage import process_tls_stage
 from popmq.operator.cluster.secret_stage import secret_stage
 from popmq.operator.cluster.status import (
     NOT_IN_SYNC,
@@ -97,14 +98,8 @@ from popmq.operator.model.names import (
     ObjectNames,
     role_of,
 )
-from popmq.operator.model.spec import (
-    AUTH_MODES,
-    ClusterSpec,
-    SpecError,
-    UsersUse,
-    read_protected,
-    read_spec,
-)
+from popmq.operator.model.spec import AUTH_MODES, ClusterSpec, SpecError, read_protected, read_spec
+from popmq.operator.model.stages import UsersUse
 from popmq.operator.reports.report_reconcile import ReportDefaults, ReportReconciler
 
 logger = logging.getLogger(__name__)
@@ -198,7 +193,7 @@ class Reconciler:
         await self._show_refusals(cluster, status, result.refusals)
         settling = await self._keep_mode(cluster, spec, observed)
         failing = await self._reports.keep(
-            spec, reports, has_ca=trusted_of(observed.secrets) is not None
+            spec, reports, has_ca=trusted_of(spec, observed.secrets) is not None
         )
         if result.transient is not None:
             raise result.transient
@@ -249,17 +244,19 @@ class Reconciler:
         pods = [pod for pod in labelled if role_of(pod) in ROLES]
         claims = await self._api.list(CLAIM, namespace, f"{selector},{ROLE_LABEL}={BROKER}")
         sets = [manifest for (kind, _), manifest in objects.items() if kind == STATEFUL_SET]
-        secrets = await secrets_of(self._api, spec)
-        stored = await cluster_secret_of(self._api, spec)
         workloads = [
             manifest
             for (kind, _), manifest in objects.items()
             if kind in (DEPLOYMENT, STATEFUL_SET) and role_of(manifest) in ROLES
         ]
+        tls_stage = process_tls_stage(spec, workloads, pods)
+        spec = replace(spec, tls_use=tls_stage.use)
+        secrets = await secrets_of(self._api, spec)
+        stored = await cluster_secret_of(self._api, spec)
         stage = secret_stage(spec, stored, workloads, pods)
         users = await users_stage(self._api, spec, objects, pods)
         access = self._access[namespace, spec.name] = plane_access(
-            secrets, stored, stage, users.signer
+            spec, secrets, stored, stage, users.signer
         )
         health = await self._plane.health(spec, access)
         grouped = by_group(names, claims)
@@ -279,6 +276,7 @@ class Reconciler:
             drained=await self._drained(spec, health, access),
             secrets=secrets,
             secret_stage=stage,
+            tls_stage=tls_stage,
             users_stage=users,
             admin_stage=admin_stage(spec, objects.get((DEPLOYMENT, names.proxy)), secrets, reports),
             console_pods=[pod for pod in labelled if role_of(pod) == CONSOLE],
@@ -396,7 +394,7 @@ class Reconciler:
         if at(cluster, "spec", "tls", "mode") != "Secret":
             of_user = ""
         secrets = {}
-        for name in filter(None, (names.authority, names.tls, of_user)):
+        for name in filter(None, (names.authority, names.tls, names.process_tls, of_user)):
             secret = await self._api.get(SECRET, names.namespace, name)
             if secret is not None and (name == of_user or is_owned_by(secret, uid)):
                 secrets[name] = secret.get("data") or {}

@@ -14,7 +14,8 @@ from popmq.common.protocol.cluster_secret import ClusterSecret, parse_cluster_se
 from popmq.operator.model.conditions import FALSE, TRUE, ConditionValue
 from popmq.operator.model.manifest import DEPLOYMENT, Manifest, at, is_seen, kind_of, name_of
 from popmq.operator.model.names import SECRET_ANNOTATION
-from popmq.operator.model.spec import ClusterSpec, SecretUse
+from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.model.stages import PeerRequirement
 from popmq.operator.resources.pods import SECRET_KEY
 
 PODS_NAMED = 4
@@ -36,14 +37,14 @@ class StoredSecret:
 class SecretStage:
     """`missing`: the Secret is to be created, or the name is taken by another owner's."""
 
-    use: SecretUse = SecretUse.REQUIRED
+    use: PeerRequirement = PeerRequirement.REQUIRED
     missing: bool = True
     verdict: ConditionValue = field(default_factory=lambda: ConditionValue(TRUE, REQUIRED, ""))
 
     @property
     def is_begun(self) -> bool:
         """The Secret is made, and pods get it next."""
-        return self.use is SecretUse.NONE and self.verdict.reason == ROLLING_OUT
+        return self.use is PeerRequirement.NONE and self.verdict.reason == ROLLING_OUT
 
 
 def stored_secret(text: bytes | None, *, owned: bool, created: str, name: str) -> StoredSecret:
@@ -80,28 +81,28 @@ def _use(
     stored: StoredSecret,
     workloads: Sequence[Manifest],
     pods: Sequence[Manifest],
-) -> SecretUse:
+) -> PeerRequirement:
     templates = [at(workload, "spec", "template") or {} for workload in workloads]
     uses = [_annotated(template) for template in templates]
     is_new = not workloads and not pods
     if is_new:
-        use = SecretUse.NONE if stored.problem else SecretUse.REQUIRED
-    elif SecretUse.REQUIRED in uses:
-        use = SecretUse.REQUIRED
+        use = PeerRequirement.NONE if stored.problem else PeerRequirement.REQUIRED
+    elif PeerRequirement.REQUIRED in uses:
+        use = PeerRequirement.REQUIRED
     elif stored.secret is None:  # it is made first, or cannot be used
-        use = SecretUse.ACCEPTED if SecretUse.ACCEPTED in uses else SecretUse.NONE
-    elif all(uses) and all(map(_is_settled, workloads)) and all(map(_annotated, pods)):
-        use = SecretUse.REQUIRED
+        use = PeerRequirement.ACCEPTED if PeerRequirement.ACCEPTED in uses else PeerRequirement.NONE
+    elif all(uses) and all(map(is_settled, workloads)) and all(map(_annotated, pods)):
+        use = PeerRequirement.REQUIRED
     else:
-        use = SecretUse.ACCEPTED
+        use = PeerRequirement.ACCEPTED
     wished = spec.config.get("cluster.secret_required", "true").strip().lower()
-    if use is SecretUse.REQUIRED and wished != "true":
-        return SecretUse.ACCEPTED
+    if use is PeerRequirement.REQUIRED and wished != "true":
+        return PeerRequirement.ACCEPTED
     return use
 
 
 def _verdict(
-    spec: ClusterSpec, stored: StoredSecret, use: SecretUse, pods: Sequence[Manifest]
+    spec: ClusterSpec, stored: StoredSecret, use: PeerRequirement, pods: Sequence[Manifest]
 ) -> ConditionValue:
     name = spec.names.cluster_secret
     if stored.problem:
@@ -110,19 +111,19 @@ def _verdict(
     older = [pod for pod in pods if _annotated(pod) and _created(pod) < stored.created]
     if older:
         why = (
-            f"Secret {name} was replaced: {_names(older)} hold the one before, which other pods "
+            f"Secret {name} was replaced: {names_of(older)} hold the one before, which other pods "
             "refuse. Delete all pods at once, so that all read the new one"
         )
         return ConditionValue(FALSE, "Replaced", why)
     if not stored.exists and any(map(_annotated, pods)):
         why = f"Secret {name} was deleted: a new one is made"
         return ConditionValue(FALSE, "Replaced", why)
-    if "cluster.secret_required" in spec.config and use is SecretUse.ACCEPTED:
+    if "cluster.secret_required" in spec.config and use is PeerRequirement.ACCEPTED:
         why = "spec.config[cluster.secret_required] is false: peers without the secret are served"
         return ConditionValue(FALSE, "NotRequired", why)
-    left = [pod for pod in pods if _annotated(pod) != SecretUse.REQUIRED]
-    if use is not SecretUse.REQUIRED or left:
-        why = f"peers without the cluster's secret are served by {_names(left) or 'new pods'}"
+    left = [pod for pod in pods if _annotated(pod) != PeerRequirement.REQUIRED]
+    if use is not PeerRequirement.REQUIRED or left:
+        why = f"peers without the cluster's secret are served by {names_of(left) or 'new pods'}"
         return ConditionValue(FALSE, ROLLING_OUT, why)
     return ConditionValue(TRUE, REQUIRED, "every pod requires the cluster's secret of its peers")
 
@@ -132,7 +133,7 @@ def _annotated(template: Manifest) -> str:
     return str(at(template, "metadata", "annotations", SECRET_ANNOTATION) or "")
 
 
-def _is_settled(workload: Manifest) -> bool:
+def is_settled(workload: Manifest) -> bool:
     """No pod can be made from an earlier template any more."""
     pods, updated = (at(workload, "status", key) or 0 for key in ("replicas", "updatedReplicas"))
     return is_seen(workload) and (kind_of(workload) != DEPLOYMENT or pods <= updated)
@@ -142,7 +143,7 @@ def _created(pod: Manifest) -> str:
     return str(at(pod, "metadata", "creationTimestamp") or "")
 
 
-def _names(pods: Sequence[Manifest]) -> str:
+def names_of(pods: Sequence[Manifest]) -> str:
     names = sorted(map(name_of, pods))
     more = len(names) - PODS_NAMED
     return ", ".join(names[:PODS_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""The status of a BrokerCluster: conditions, and a line that a person can take in at a glance."""
+"""The status of a BrokerCluster: conditions, and a summary of one line."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,7 +30,8 @@ from popmq.operator.model.manifest import (
     name_of,
 )
 from popmq.operator.model.names import CONSOLE_PORT, TEMPLATE_ANNOTATION
-from popmq.operator.model.spec import ClusterSpec, SpecError, UsersUse, read_paused
+from popmq.operator.model.spec import ClusterSpec, SpecError, read_paused
+from popmq.operator.model.stages import UsersUse
 
 # Reasons of Degraded, the worst first.
 NO_MASTER, BROKER_DOWN, NOT_IN_SYNC = WORST_FIRST = ("NoMaster", "BrokerDown", "NotInSync")
@@ -59,6 +60,8 @@ def cluster_status(
     if spec.auth_mode or observed.users_stage.use is not UsersUse.NONE:
         known = verdict_in(before, "Users")
         verdicts["Users"] = users_verdict(spec, observed.users_stage, known)
+    if observed.tls_stage.verdict is not None:
+        verdicts["ProcessTls"] = observed.tls_stage.verdict
     # Known after the attempt alone: until then what is known of the last attempt.
     if (last := verdict_in(before, "Reconciled")).status:
         verdicts["Reconciled"] = last
@@ -93,7 +96,7 @@ def cluster_status(
     return {
         "observedGeneration": spec.generation,
         "version": _version(spec, observed),
-        "glance": {
+        "summary": {
             "masters": f"{masters}/{len(groups)}",
             "inSync": f"{sum(len(group['inSync']) for group in groups)}/"
             f"{spec.brokers.groups * spec.brokers.replicas}",

@@ -21,7 +21,8 @@ from popmq.operator.model.manifest import (
     is_rolled_out,
 )
 from popmq.operator.model.names import FIRST_USER_ANNOTATION
-from popmq.operator.model.spec import ClusterSpec, UsersUse
+from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.model.stages import UsersUse
 from popmq.operator.resources.users import mounts_users, signer_in
 
 

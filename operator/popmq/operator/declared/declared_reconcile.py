@@ -217,7 +217,7 @@ class DeclaredReconciler:
         plain = spec.tls.plain_text and not signer.access_key
         if spec.tls.mode == "Disabled" or plain:
             return ProxyAccess(signer=signer)
-        return ProxyAccess(trusted_of(await secrets_of(self._api, spec)), signer)
+        return ProxyAccess(trusted_of(spec, await secrets_of(self._api, spec)), signer)
 
     def _unasked(
         self,

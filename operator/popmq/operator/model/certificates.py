@@ -1,7 +1,8 @@
-"""The cluster's own CA and the certificate of its proxies, made and renewed in time.
+"""The cluster's own CA, the certificate of its proxies and that between its processes, made and
+renewed in time.
 
-The proxies read their certificate again when it changes, so a renewal restarts nothing.  A CA that
-is replaced stays in `ca.crt` beside the new one: clients go on trusting what was signed before.
+Processes read a certificate again when it changes, so a renewal restarts nothing.  A CA that is
+replaced stays in `ca.crt` beside the new one: peers go on trusting what was signed before.
 """
 
 import base64
@@ -58,10 +59,31 @@ def serving(
         old is not None
         and _good(old, now, SERVING_RENEW_DAYS)
         and _names_in(old.certificate) == desired
-        and _signed_by(old, signer)
+        and _signed_by(old, signer.certificate)
     ):
         return _encoded(old, trusted)
-    return _encoded(_make_serving(signer, desired, now), trusted)
+    new = _make_signed(signer, "popmq proxy", desired, [ExtendedKeyUsageOID.SERVER_AUTH], now)
+    return _encoded(new, trusted)
+
+
+def between_processes(
+    secret: SecretData | None, ca: SecretData, name: str, now: datetime
+) -> dict[str, str]:
+    """The Secret of all processes.  A certificate that a CA of before signed stays until it ends
+    soon: by then every process trusts the new CA, which pods are told one after the other."""
+    signer = _pair(ca)
+    assert signer is not None, "a CA was made before"
+    trusted = base64.b64decode(ca[TRUSTED])
+    old = _pair(secret)
+    if (
+        old is not None
+        and _good(old, now, SERVING_RENEW_DAYS)
+        and _names_in(old.certificate) == [name]
+        and _signed_by(old, trusted)
+    ):
+        return _encoded(old, trusted)
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _encoded(_make_signed(signer, "popmq process", [name], purposes, now), trusted)
 
 
 def end_of(data: SecretData) -> datetime | None:
@@ -116,13 +138,16 @@ def _names_in(pem: bytes) -> list[str]:
     return sorted([*alternative_name.get_values_for_type(x509.DNSName), *addresses])
 
 
-def _signed_by(pair: Pair, signer: Pair) -> bool:
+def _signed_by(pair: Pair, authorities: bytes) -> bool:
+    """By one of them."""
     certificate = x509.load_pem_x509_certificate(pair.certificate)
-    try:
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(signer.certificate))
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+    for signer in x509.load_pem_x509_certificates(authorities):
+        try:
+            certificate.verify_directly_issued_by(signer)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False
 
 
 def _name(text: str) -> x509.Name:
@@ -153,19 +178,25 @@ def _make_authority(cluster: str, now: datetime) -> Pair:
     return _as_pem(certificate, key)
 
 
-def _make_serving(signer: Pair, names: list[str], now: datetime) -> Pair:
+def _make_signed(
+    signer: Pair,
+    subject: str,
+    names: list[str],
+    purposes: list[x509.ObjectIdentifier],
+    now: datetime,
+) -> Pair:
     by = x509.load_pem_x509_certificate(signer.certificate)
     signing_key = serialization.load_pem_private_key(signer.key, None)
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     own_id = by.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _builder(_name("popmq proxy"), by.subject, key.public_key(), now, SERVING_DAYS)
+        _builder(_name(subject), by.subject, key.public_key(), now, SERVING_DAYS)
         .add_extension(
             x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own_id), critical=False
         )

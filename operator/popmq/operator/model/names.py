@@ -26,6 +26,7 @@ OPERATOR_NAME = "popmq-operator"
 TEMPLATE_ANNOTATION = "popmq.io/template"
 CONFIG_ANNOTATION = "popmq.io/config"
 SECRET_ANNOTATION = "popmq.io/cluster-secret"  # on a pod: how it uses it
+TLS_ANNOTATION = "popmq.io/process-tls"  # the same, of TLS between processes
 ADMIN_ANNOTATION = "popmq.io/admin-port"  # on a proxy: "only" where no other port administers
 ADMIN_ONLY = "only"
 FIRST_USER_ANNOTATION = "popmq.io/first-user"  # on the sealing keys: proxies make the first user
@@ -130,6 +131,11 @@ class ObjectNames:
     @property
     def tls(self) -> str:
         return f"{self.cluster}-tls"
+
+    @property
+    def process_tls(self) -> str:
+        """The Secret with the certificate of brokers, proxies and controllers between them."""
+        return f"{self.cluster}-process-tls"
 
     @property
     def authority(self) -> str:

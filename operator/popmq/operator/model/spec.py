@@ -8,7 +8,6 @@ roles will check them.  An error names field, value and limit.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from popmq.common.errors import ConfigError
@@ -26,6 +25,7 @@ from popmq.operator.model.names import (
     ObjectNames,
 )
 from popmq.operator.model.quantity import parse_quantity
+from popmq.operator.model.stages import PeerRequirement, UsersUse
 
 MOST_GROUPS, MOST_REPLICAS, MOST_CONTROLLERS, MOST_PROXIES = 64, 9, 3, 1000
 # What the operator says itself: a cluster whose spec said otherwise would not find its parts.
@@ -64,7 +64,7 @@ VOLUME_SOURCES = (
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
     *("persistentVolumeClaim", "projected", "secret"),
 )
-OWN_VOLUMES = ("config", "tmp", "tls", "users", "cluster-secret", "data")
+OWN_VOLUMES = ("config", "tmp", "tls", "users", "cluster-secret", "process-tls", "data")
 LONGEST_RETENTION_HOURS = 876_000
 _VARIABLE = re.compile(r"\bPOPMQ_([A-Z]+)_([A-Z_]+)")
 
@@ -171,6 +171,7 @@ class Tls:
     secret: str
     plain_text: bool
     names: tuple[str, ...]
+    between_processes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,24 +179,7 @@ class Monitoring:
     pod_monitor: bool
     rules: bool
     labels: Mapping[str, str]
-
-
-class SecretUse(StrEnum):
-    """How pods use the cluster's secret.  ACCEPTED: they prove it to peers that hold it too, and
-    serve those that do not: so a cluster of before gets its secret pod by pod."""
-
-    NONE = "none"
-    ACCEPTED = "accepted"
-    REQUIRED = "required"
-
-
-class UsersUse(StrEnum):
-    """What proxies hold of users.  FIRST: also the first user, which they make together with
-    auth.mode on, so that the cluster is never open."""
-
-    NONE = "none"
-    KEY = "key"
-    FIRST = "first"
+    runbook_url: str  # of the page of alerts
 
 
 AUTH_MODES = ("Off", "Observe", "On")
@@ -205,8 +189,9 @@ AUTH_MODES = ("Off", "Observe", "On")
 class ClusterSpec:
     """A BrokerCluster. `uid` and `generation` are those of the object that was read.
 
-    `secret_use`, `users_use` and `admin_on_public` are no wishes of the object's: they say how far
-    a cluster of before is (popmq.operator.cluster.secret_stage, users_stage, admin_stage)."""
+    `secret_use`, `tls_use`, `users_use` and `admin_on_public` are no wishes of the object's: they
+    say how far a cluster of before is (popmq.operator.cluster.secret_stage, process_tls_stage,
+    users_stage, admin_stage)."""
 
     name: str
     namespace: str
@@ -231,7 +216,8 @@ class ClusterSpec:
     remove_undrained: bool
     adopts: bool  # what another cluster of this name left
     scaled_by_hand: bool = False  # proxies.replicas, by kubectl scale
-    secret_use: SecretUse = SecretUse.REQUIRED
+    secret_use: PeerRequirement = PeerRequirement.REQUIRED
+    tls_use: PeerRequirement = PeerRequirement.NONE
     auth_mode: str = ""  # of AUTH_MODES; empty: as it is
     users_use: UsersUse = UsersUse.NONE
     admin_on_public: bool = False
@@ -493,7 +479,10 @@ def _tls(spec: Manifest) -> Tls:
     if mode == "Disabled" and not plain_text:
         raise SpecError("tls.plainText = false: with tls.mode = Disabled nothing would be left")
     names = tuple(_dns_name(str(name)) for name in spec.get("names") or ())
-    return Tls(mode, secret, plain_text, names)
+    between_processes = bool(_value(spec, False, "betweenProcesses"))
+    if between_processes and mode != "Own":
+        raise SpecError(f"tls.betweenProcesses = true: needs tls.mode = Own, not {mode}")
+    return Tls(mode, secret, plain_text, names, between_processes)
 
 
 def _auth_mode(spec: Manifest) -> str:
@@ -521,7 +510,10 @@ def _dns_name(name: str) -> str:
 
 def _monitoring(spec: Manifest) -> Monitoring:
     return Monitoring(
-        bool(spec.get("podMonitor")), bool(spec.get("rules")), spec.get("labels") or {}
+        bool(spec.get("podMonitor")),
+        bool(spec.get("rules")),
+        spec.get("labels") or {},
+        str(spec.get("runbookUrl") or "docs/reference/alerts.md"),
     )
 
 

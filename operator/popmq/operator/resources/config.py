@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from popmq.common.address import format_address
 from popmq.common.settings.section import shown
+from popmq.operator.model.certificates import CERTIFICATE, KEY, TRUSTED
 from popmq.operator.model.manifest import CONFIG_MAP, Manifest, make
 from popmq.operator.model.names import (
     ADMIN_PORT,
@@ -15,8 +16,9 @@ from popmq.operator.model.names import (
     PUBLIC_PORT,
     REMOTING_PORT,
 )
-from popmq.operator.model.spec import ClusterSpec, RemotingSpec, SecretUse, UsersUse, check_settings
-from popmq.operator.resources.pods import SECRET_FILE, TLS_FOLDER
+from popmq.operator.model.spec import ClusterSpec, RemotingSpec, check_settings
+from popmq.operator.model.stages import PeerRequirement, UsersUse
+from popmq.operator.resources.pods import PROCESS_TLS_FOLDER, SECRET_FILE, TLS_FOLDER
 from popmq.operator.resources.users import ADMIN_FILE, KEYS_FILE, USERS_FOLDER
 
 FILE = "popmq.toml"
@@ -61,6 +63,7 @@ def settings(spec: ClusterSpec) -> dict[str, str]:
         **spec.config,
         "cluster.name": spec.name,
         **_cluster_secret(spec),
+        **_process_tls(spec),
         "controller.listen": f"0.0.0.0:{CONTROLLER_PORT}",
         "controller.addresses": ",".join(spec.controller_addresses),
         "controller.store": "kubernetes",
@@ -101,12 +104,22 @@ def _remoting(spec: ClusterSpec, remoting: RemotingSpec) -> dict[str, str]:
 
 def _cluster_secret(spec: ClusterSpec) -> dict[str, str]:
     match spec.secret_use:
-        case SecretUse.REQUIRED:
+        case PeerRequirement.REQUIRED:
             return {"cluster.secret_file": SECRET_FILE}
-        case SecretUse.ACCEPTED:
+        case PeerRequirement.ACCEPTED:
             return {"cluster.secret_file": SECRET_FILE, "cluster.secret_required": "false"}
-        case SecretUse.NONE:
+        case PeerRequirement.NONE:
             return {"cluster.secret_required": "false"}
+
+
+def _process_tls(spec: ClusterSpec) -> dict[str, str]:
+    if spec.tls_use is PeerRequirement.NONE:
+        return {}
+    files = {"certificate": CERTIFICATE, "key": KEY, "authority": TRUSTED}
+    values = {f"cluster.tls_{name}": f"{PROCESS_TLS_FOLDER}/{file}" for name, file in files.items()}
+    if spec.tls_use is PeerRequirement.ACCEPTED:
+        values["cluster.tls_required"] = "false"
+    return values
 
 
 def read_by(role: str, values: Mapping[str, str]) -> dict[str, str]:

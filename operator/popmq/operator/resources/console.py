@@ -8,7 +8,8 @@ from popmq.common.settings.settings import OVER_TLS
 from popmq.operator.model.certificates import TRUSTED
 from popmq.operator.model.manifest import DEPLOYMENT, INGRESS, SERVICE, Manifest, make
 from popmq.operator.model.names import CONSOLE, CONSOLE_PORT, TEMPLATE_ANNOTATION
-from popmq.operator.model.spec import ClusterSpec, ConsoleIngress, ConsoleSpec, UsersUse
+from popmq.operator.model.spec import ClusterSpec, ConsoleIngress, ConsoleSpec
+from popmq.operator.model.stages import UsersUse
 from popmq.operator.resources.pods import (
     TLS_FOLDER,
     container_security,

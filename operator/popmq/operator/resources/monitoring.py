@@ -31,6 +31,7 @@ def monitoring(spec: ClusterSpec) -> list[Manifest]:
 
 def _rules(spec: ClusterSpec) -> list[Manifest]:
     here = f'namespace="{spec.namespace}",cluster="{spec.name}"'
+    page = spec.monitoring.runbook_url
     return [
         _alert(
             "PopmqDiskFull",
@@ -38,6 +39,7 @@ def _rules(spec: ClusterSpec) -> list[Manifest]:
             "1m",
             "critical",
             "{{ $labels.pod }} refuses sends: its disk is full",
+            page,
         ),
         _alert(
             "PopmqDiskFilling",
@@ -45,22 +47,26 @@ def _rules(spec: ClusterSpec) -> list[Manifest]:
             "10m",
             "warning",
             "{{ $labels.pod }} uses more than 80 % of its disk; sends stop at 90 %",
+            page,
         ),
         _alert(
-            "PopmqPodDown",
+            "PopmqDown",
             f"up{{{here}}} == 0",
             "2m",
             "warning",
             "{{ $labels.pod }} does not answer",
+            page,
         ),
     ]
 
 
-def _alert(name: str, expression: str, lasting: str, severity: str, summary: str) -> Manifest:
+def _alert(
+    name: str, expression: str, lasting: str, severity: str, summary: str, page: str
+) -> Manifest:
     return {
         "alert": name,
         "expr": expression,
         "for": lasting,
         "labels": {"severity": severity},
-        "annotations": {"summary": summary},
+        "annotations": {"summary": summary, "runbook_url": f"{page}#{name.lower()}"},
     }

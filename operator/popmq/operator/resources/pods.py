@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from popmq.operator.model.certificates import CERTIFICATE, KEY, TRUSTED
 from popmq.operator.model.manifest import Manifest
 from popmq.operator.model.names import (
     CONFIG_ANNOTATION,
@@ -16,8 +17,10 @@ from popmq.operator.model.names import (
     RESTART_ANNOTATION,
     SECRET_ANNOTATION,
     TEMPLATE_ANNOTATION,
+    TLS_ANNOTATION,
 )
-from popmq.operator.model.spec import ClusterSpec, PodTemplate, SecretUse
+from popmq.operator.model.spec import ClusterSpec, PodTemplate
+from popmq.operator.model.stages import PeerRequirement
 
 USER = 10001  # as in the Dockerfile
 CONFIG_FOLDER = "/etc/popmq"
@@ -26,6 +29,7 @@ TLS_FOLDER = "/etc/popmq-tls"
 SECRET_FOLDER, SECRET_KEY = "/etc/popmq-secret", "secret"
 SECRET_FILE = f"{SECRET_FOLDER}/{SECRET_KEY}"
 SECRET_VOLUME = "cluster-secret"
+PROCESS_TLS_FOLDER, PROCESS_TLS_VOLUME = "/etc/popmq-process-tls", "process-tls"
 SECRET_MODE = 0o440  # for the pod's group; a role refuses a file that every user may read
 
 Env = Sequence[Manifest]
@@ -100,8 +104,10 @@ def pod_template(
     """
     settings_hash = digest(config)
     annotations = {**template.annotations, CONFIG_ANNOTATION: settings_hash}
-    if spec.secret_use is not SecretUse.NONE:
+    if spec.secret_use is not PeerRequirement.NONE:
         annotations[SECRET_ANNOTATION] = spec.secret_use.value
+    if spec.tls_use is not PeerRequirement.NONE:
+        annotations[TLS_ANNOTATION] = spec.tls_use.value
     if spec.restart:
         annotations[RESTART_ANNOTATION] = spec.restart
     pod: Manifest = {
@@ -138,17 +144,29 @@ def extended(container: Manifest, template: PodTemplate) -> Manifest:
 
 
 def _secret_mounts(spec: ClusterSpec) -> list[Manifest]:
-    if spec.secret_use is SecretUse.NONE:
-        return []
-    return [{"name": SECRET_VOLUME, "mountPath": SECRET_FOLDER, "readOnly": True}]
+    mounts = []
+    if spec.secret_use is not PeerRequirement.NONE:
+        mounts.append({"name": SECRET_VOLUME, "mountPath": SECRET_FOLDER, "readOnly": True})
+    if spec.tls_use is not PeerRequirement.NONE:
+        mount = {"name": PROCESS_TLS_VOLUME, "mountPath": PROCESS_TLS_FOLDER, "readOnly": True}
+        mounts.append(mount)
+    return mounts
 
 
 def _secret_volumes(spec: ClusterSpec) -> list[Manifest]:
-    if spec.secret_use is SecretUse.NONE:
-        return []
-    items = [{"key": SECRET_KEY, "path": SECRET_KEY}]
-    secret = {"secretName": spec.names.cluster_secret, "items": items, "defaultMode": SECRET_MODE}
-    return [{"name": SECRET_VOLUME, "secret": secret}]
+    volumes = []
+    if spec.secret_use is not PeerRequirement.NONE:
+        volumes.append(_secret_volume(SECRET_VOLUME, spec.names.cluster_secret, SECRET_KEY))
+    if spec.tls_use is not PeerRequirement.NONE:
+        keys = (CERTIFICATE, KEY, TRUSTED)
+        volumes.append(_secret_volume(PROCESS_TLS_VOLUME, spec.names.process_tls, *keys))
+    return volumes
+
+
+def _secret_volume(name: str, secret_name: str, *keys: str) -> Manifest:
+    items = [{"key": key, "path": key} for key in keys]
+    secret = {"secretName": secret_name, "items": items, "defaultMode": SECRET_MODE}
+    return {"name": name, "secret": secret}
 
 
 def pod_security() -> Manifest:

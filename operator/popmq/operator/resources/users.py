@@ -10,7 +10,8 @@ import secrets
 from popmq.common.signing import ACCESS_KEY_FIELD, SECRET_FIELD, Signer
 from popmq.operator.model.manifest import SECRET, Manifest, make
 from popmq.operator.model.names import FIRST_USER_ANNOTATION
-from popmq.operator.model.spec import ClusterSpec, UsersUse
+from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.model.stages import UsersUse
 
 USERS_FOLDER = "/etc/popmq-users"
 KEYS_FILE, ADMIN_FILE = "keys", "admin.json"  # in the folder, and in their Secrets

@@ -231,7 +231,7 @@ class PublicAdmin:
         if request.HasField("lite_topic"):
             raise Refused(
                 Code.UNSUPPORTED,
-                "the lag of one lite topic is not told: its parent topic's is their sum",
+                "a single lite topic has no lag: ask for the parent topic, whose lag is the sum",
             )
 
         def answered(decoded_reply: own.LagReply) -> None:

@@ -42,6 +42,7 @@ from popmq.proxy.rpc.rpc import Rpc
 from popmq.proxy.transport.interface import Call, Method, MethodType
 
 RESEALED_AT_ONCE = 50  # users in one call
+ALTER_TRIES = 3
 RETIRE_LIMIT_MS = 30 * 24 * 3_600_000
 _SECRET = re.compile(r"[!-~]+")
 _OK = own.Status(code=Code.OK, message="OK")
@@ -110,7 +111,10 @@ class UserAdmin:
             change.secret.CopyFrom(self._sealed(rpc, request.name, request.secret))
         self._change(rpc, change)
 
-    def _alter(self, rpc: Rpc, request: own.AlterUserRequest) -> None:
+    def _alter(self, rpc: Rpc, request: own.AlterUserRequest, tries: int = ALTER_TRIES) -> None:
+        """Decided again when the user changed meanwhile: a proxy that learns the clock of the
+        user's clients changes it too."""
+        epoch, version = self._users.state
         caller, target = self._caller(rpc), self._known(request.name)
         _check_may(caller, request.type == "super" or target.config.is_super, target.config.entries)
         if not 0 <= request.retire_ms <= RETIRE_LIMIT_MS:
@@ -136,7 +140,17 @@ class UserAdmin:
             change.secret.CopyFrom(self._sealed(rpc, request.name, request.secret))
         if request.state == "disabled" or request.type == "normal":
             self._check_keeps_super(request.name)
-        self._change(rpc, change)
+
+        def answered(answer: ChangeUserReply | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                if answer.code is not Code.PRECONDITION_FAILED or tries <= 1:
+                    raise answer
+                again = partial(rpc.run, self._alter, rpc, request, tries - 1)
+                self._access.follower.when_followed((epoch, version + 1), again)
+                return
+            self._changed(rpc, answer)
+
+        self._access.follower.change(change, partial(rpc.run, answered))
 
     def _delete(self, rpc: Rpc, request: own.DeleteUserRequest) -> None:
         target = self._known(request.name)
@@ -238,10 +252,13 @@ class UserAdmin:
         def changed(answer: ChangeUserReply | PopmqError) -> None:
             if isinstance(answer, PopmqError):
                 raise answer
-            reply = own.UserReply(status=_OK, user=user_to_wire(user_of(answer.user)))
-            rpc.reply(reply.SerializeToString())
+            self._changed(rpc, answer)
 
         self._access.follower.change(change, partial(rpc.run, changed))
+
+    def _changed(self, rpc: Rpc, answer: ChangeUserReply) -> None:
+        reply = own.UserReply(status=_OK, user=user_to_wire(user_of(answer.user)))
+        rpc.reply(reply.SerializeToString())
 
     def _sealed(self, rpc: Rpc, user: str, secret: str) -> SecretRecord:
         keys = self._users.keys
@@ -323,8 +340,8 @@ class UserAdmin:
         if not any(map(self._is_usable_super, self._users.configs())):
             raise Refused(
                 Code.PRECONDITION_FAILED,
-                "there is no enabled Super user with a secret that opens: nobody could change "
-                "anything (popmq user create admin --type super)",
+                "there is no enabled Super user with a secret that opens: no user could "
+                "change anything (popmq user create admin --type super)",
             )
 
     def _check_keeps_super(self, name: str) -> None:

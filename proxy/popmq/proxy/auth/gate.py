@@ -254,7 +254,7 @@ class AuthGate:
             raise AccessRefused(
                 Code.HA_NOT_AVAILABLE,
                 "stale",
-                "this proxy cannot follow the users of the cluster now: nobody is served until "
+                "this proxy cannot follow the users of the cluster now: no call is served until "
                 "it does (auth.stale_ms)",
             )
         if self.users.keys is None:

@@ -105,7 +105,7 @@ class UserFollower:
             except DecodeError as error:
                 then(Refused(Code.INTERNAL_ERROR, f"the owner of users answered: {error}"))
                 return
-            self._when_followed((reply.epoch, reply.version), partial(then, reply))
+            self.when_followed((reply.epoch, reply.version), partial(then, reply))
 
         try:
             port = self._owner()
@@ -114,7 +114,9 @@ class UserFollower:
             return
         port.request(Kind.CHANGE_USER, change.SerializeToString(), CHANGE_TIMEOUT_MS, answered)
 
-    def _when_followed(self, state: tuple[int, int], then: Callable[[], None]) -> None:
+    def when_followed(self, state: tuple[int, int], then: Callable[[], None]) -> None:
+        """Runs `then` when the owner's table is in force here as of `state` (epoch, version), and
+        after FOLLOWED_S at the latest."""
         if self._users.state >= state or not self._running:
             then()
             return

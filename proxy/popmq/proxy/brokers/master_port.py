@@ -191,7 +191,11 @@ class MasterPort:
             request.asked_of = None
             self._wait(number, request, str(answer))
         elif answer.code in _UNKNOWN_NAME and self._owner_is_away():
-            self._end(number, request, Unavailable(f"{answer}; or its owner, who is away, has it"))
+            self._end(
+                number,
+                request,
+                Unavailable(f"{answer}; or its owner has it, which cannot be reached"),
+            )
         elif (
             answer.code is Code.TOPIC_NOT_FOUND and request.kind is Kind.PUT and self._has_copies()
         ):

@@ -46,7 +46,10 @@ def _late(fired: DataFrame, *by: str) -> DataFrame:
     )
     return totals.select(
         *by,
-        *("fired", "early", "over_1s", "late_mean_ms"),
+        "fired",
+        "early",
+        "over_1s",
+        "late_mean_ms",
         *(
             F.col("shares")[at].alias(f"late_p{round(100 * share)}_ms")
             for at, share in enumerate(_PERCENTILES)

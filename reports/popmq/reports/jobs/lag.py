@@ -65,9 +65,24 @@ def plan_groups(
         .withColumn("eta_s", F.when(F.col("acked") > 0, _eta(gain)))
         .select(
             *PAIR,
-            *("status", "lag", "ready", "in_flight", "blocked", "retries", "delayed", "expired"),
-            *("waits_ms", "oldest_ready_ms", "unknown_ages", "standing"),
-            *("in_rate", "pop_rate", "ack_rate", "eta_s", "skew", "level"),
+            "status",
+            "lag",
+            "ready",
+            "in_flight",
+            "blocked",
+            "retries",
+            "delayed",
+            "expired",
+            "waits_ms",
+            "oldest_ready_ms",
+            "unknown_ages",
+            "standing",
+            "in_rate",
+            "pop_rate",
+            "ack_rate",
+            "eta_s",
+            "skew",
+            "level",
         )
         .orderBy(F.desc("level"), F.desc("lag"), *PAIR)
     )
@@ -119,9 +134,22 @@ def plan_queues(
         .withColumn("waits_ms", waits)
         .select(
             *QUEUE,
-            *("retry", "parked", "fifo", "stands", "lag", "ready", "in_flight", "blocked"),
-            *("expired", "min_offset", "max_offset", "next_offset", "committed_offset"),
-            *("oldest_ready_ms", "waits_ms", "moved"),
+            "retry",
+            "parked",
+            "fifo",
+            "stands",
+            "lag",
+            "ready",
+            "in_flight",
+            "blocked",
+            "expired",
+            "min_offset",
+            "max_offset",
+            "next_offset",
+            "committed_offset",
+            "oldest_ready_ms",
+            "waits_ms",
+            "moved",
         )
         .orderBy(F.desc("stands"), F.desc_nulls_last("waits_ms"), F.desc("lag"), *QUEUE)
     )
@@ -185,7 +213,7 @@ def _never_met(queues: DataFrame, topics: DataFrame) -> DataFrame:
     pairs = queues.groupBy(*PAIR).agg(F.max("newest").alias("newest"))
     met = queues.select("broker", *PAIR).distinct()
     places = topics.select(
-        *("broker", "topic", "queue", "min_offset", "max_offset", "epoch", "sample", "wall_ms")
+        "broker", "topic", "queue", "min_offset", "max_offset", "epoch", "sample", "wall_ms"
     )
     kept = F.when(F.col("newest"), F.lit(0)).otherwise(F.col("max_offset") - F.col("min_offset"))
     return (
@@ -197,7 +225,7 @@ def _never_met(queues: DataFrame, topics: DataFrame) -> DataFrame:
         .withColumn("next_offset", F.col("min_offset"))
         .withColumn("committed_offset", F.col("min_offset"))
         .select(
-            *("*",),
+            "*",
             *(F.lit(False).alias(name) for name in ("retry", "parked", "fifo")),
             *(F.lit(0).cast("bigint").alias(name) for name in ("in_flight", "blocked", "expired")),
         )
@@ -250,7 +278,8 @@ def _ended(offsets: DataFrame, timers: DataFrame) -> DataFrame:
 def _fronts(offsets: DataFrame, timers: DataFrame) -> DataFrame:
     """Of each queue, whether its offset `moved`, and whether it `stands`."""
     state = F.struct(
-        *("sample", "wall_ms"),
+        "sample",
+        "wall_ms",
         F.col("committed_offset").alias("front"),
         (F.col("in_flight") + F.col("blocked") > 0).alias("busy"),
     )

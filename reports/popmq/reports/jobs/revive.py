@@ -46,7 +46,11 @@ class ReviveRules:
 def plan_places(offsets: DataFrame, timers: DataFrame) -> DataFrame:
     """What groups read now, and what the brokers' own tables have in flight there."""
     return newest(offsets, timers).select(
-        *("broker", *PAIR, "group_id", F.col("read_topic_id").alias("topic_id"), "queue"),
+        "broker",
+        *PAIR,
+        "group_id",
+        F.col("read_topic_id").alias("topic_id"),
+        "queue",
         "in_flight",
     )
 
@@ -58,8 +62,16 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
         *DELIVERY,
         *PAIR,
         *_PLACE,
-        *("kind", "client", "revive_at_ms", "old_epoch", "old_sequence", "position"),
-        *("start_offset", "members", "messages", "log_ms"),
+        "kind",
+        "client",
+        "revive_at_ms",
+        "old_epoch",
+        "old_sequence",
+        "position",
+        "start_offset",
+        "members",
+        "messages",
+        "log_ms",
     )
     ended = (
         revive.where(F.col("kind").isin(*_ENDS) & F.col("sequence").isNotNull())
@@ -97,8 +109,16 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
         .select(
             *DELIVERY,
             *PAIR,
-            *("kind", "client", "messages", "log_ms", "popped_ms", "revive_at_ms"),
-            *("alive", "open", "reset", "reset_ms"),
+            "kind",
+            "client",
+            "messages",
+            "log_ms",
+            "popped_ms",
+            "revive_at_ms",
+            "alive",
+            "open",
+            "reset",
+            "reset_ms",
         )
     )
 
@@ -110,7 +130,7 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
         *_END,
         *(F.col(name).alias(f"end_{name}") for name in PAIR),
     )
-    known = deliveries.select(*(*DELIVERY, *PAIR, "client", "revive_at_ms", "popped_ms", "alive"))
+    known = deliveries.select(*DELIVERY, *PAIR, "client", "revive_at_ms", "popped_ms", "alive")
     # Of a delivery whose check point is not kept any more, or of a parked message.
     pairs = places.select("broker", *PAIR, F.lit(True).alias("read")).distinct()
     return (
@@ -119,7 +139,10 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
             *DELIVERY,
             *_END,
             *(F.coalesce(F.col(name), F.col(f"end_{name}")).alias(name) for name in PAIR),
-            *("client", "revive_at_ms", "popped_ms", "alive"),
+            "client",
+            "revive_at_ms",
+            "popped_ms",
+            "alive",
         )
         .join(F.broadcast(pairs), ["broker", *PAIR], "left")
         .where(F.coalesce(F.col("alive"), F.col("read"), F.lit(False)))
@@ -183,12 +206,19 @@ def plan_groups(
         .fillna(int(Verdict.UNKNOWN), ["level"])
         .select(
             *PAIR,
-            *("status", "delivered", *COUNTS.values(), "reset", "in_flight", "changed"),
-            *("retry_rate", "retry_ratio"),
+            "status",
+            "delivered",
+            *COUNTS.values(),
+            "reset",
+            "in_flight",
+            "changed",
+            "retry_rate",
+            "retry_ratio",
             *_apart("ack_ms"),
             "ack_max_ms",
             *_apart("revive_late_ms"),
-            *("revive_late_max_ms", "level"),
+            "revive_late_max_ms",
+            "level",
         )
         .orderBy(F.desc("level"), F.desc("retried"), F.desc("dead_lettered"), *PAIR)
     )
@@ -214,9 +244,14 @@ def plan_dead_letters(revive: DataFrame, rules: ReviveRules, limit: int = 20) ->
         _since(revive, rules)
         .where(F.col("kind") == "DEAD")
         .select(
-            *("wall_time", "group", "topic", "queue"),
+            "wall_time",
+            "group",
+            "topic",
+            "queue",
             F.col("start_offset").alias("offset"),
-            *("attempt", "reason", "broker"),
+            "attempt",
+            "reason",
+            "broker",
         )
         .orderBy(F.desc("wall_time"), "group", "topic", "queue", "offset")
         .limit(limit)
@@ -313,7 +348,12 @@ def _taken_back(revive: DataFrame, resets: DataFrame, opened: DataFrame) -> Data
         F.col("position").alias("parked_position"),
     )
     rewinds = resets.select(
-        *("broker", "group", "topic_id", "queue", "position", "log_ms"),
+        "broker",
+        "group",
+        "topic_id",
+        "queue",
+        "position",
+        "log_ms",
         F.col("start_offset").alias("reads_on_at"),
     )
     back = (

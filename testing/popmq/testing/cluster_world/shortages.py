@@ -32,7 +32,8 @@ GOES_ON_MS = 3_000  # after the end of a shortage, beyond what the scenario take
 _PLACE_FRAMES = 5  # of the product, that tell one place from another
 _SAMPLE_MS = 100
 _WINDOW_MS = 1_000  # within which some receive is answered
-_SENT, _GOT = re.compile(r"(\d+) sent "), re.compile(r"(\d+) got \[")
+_SENT = re.compile(r"(\d+) sent ")
+_ASKED_AT_ONCE = re.compile(r"(\d+) \d+ pop \S+ \S+ \d+ \d+ 0$")  # it does not wait
 # Of a queue that was never opened a receive is refused while there are no descriptors.
 _ANSWERED = re.compile(r"(\d+) (?:got \[|\d+ -> TOO_MANY_REQUESTS)")
 _ERRORS = {
@@ -79,7 +80,7 @@ class ShortageRun(ClusterRun):
         super().__init__(seed)
         self.operations: list[Operation] = []
         self.begun_ms = -1
-        self._led: set[int] = set()  # the sampled times at which there was one master
+        self._led: set[int] = set()  # the sampled times at which one master reached its slaves
         self.ended_ms = -1  # when the shortage was over
         self._shortage = shortage
         self._number = 0
@@ -100,7 +101,7 @@ class ShortageRun(ClusterRun):
 
     def _sample(self) -> None:
         world = self.world
-        if len(world.masters) == 1:
+        if len(world.masters) == 1 and world.net.whole:
             self._led.add(world.time.now_ms // _SAMPLE_MS)
         world.time.after(_SAMPLE_MS, self._sample)
 
@@ -141,8 +142,8 @@ class ShortageRun(ClusterRun):
         for start_ms in range(self.begun_ms + 500, ended_ms - _WINDOW_MS, _SAMPLE_MS):
             within = range(start_ms, start_ms + _WINDOW_MS)
             led = self._led.issuperset(ms // _SAMPLE_MS for ms in within[::_SAMPLE_MS])
-            usually = usual.first_ms(_GOT, start_ms) in within
-            if led and usually and self.first_ms(_ANSWERED, start_ms) not in within:
+            asked = self.first_ms(_ASKED_AT_ONCE, start_ms) in within[: _WINDOW_MS // 2]
+            if led and asked and self.first_ms(_ANSWERED, start_ms) not in within:
                 report("shortage", f"no receive was answered from {start_ms} on")
         acks = {line.split()[1] for line in self.world.trace if " ack " in line}
         for line in self.world.trace:

@@ -64,7 +64,10 @@ class GroupsWorld:
         self.time = Timeline(rng, moves=True)
         self.owner = OwnerInReach()
         self.late = LateFrames(
-            *(self.time, rng, self.tally, self._metadata_held),
+            self.time,
+            rng,
+            self.tally,
+            self._metadata_held,
             share=rng.choice((0.0, 0.0, 0.005, 0.03)),
         )
         self._network = _network(rng)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.store.message_store import StoreThreads
+from popmq.broker.store.message_store import ReplicaListener, StoreThreads
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import messaging_payloads as hop
@@ -87,6 +87,7 @@ class CoreBroker:
     clock: ManualClock = field(default_factory=ManualClock)
     seed: int = 1
     settings: Settings = SMALL
+    node: ReplicaListener | None = None
     broker: Broker = field(init=False)
     server: BrokerServer = field(init=False)
     _soon: deque[Callable[[], None]] = field(default_factory=deque)
@@ -103,6 +104,7 @@ class CoreBroker:
             clock=self.clock,
             threads=StoreThreads.of_one(QueuedFlusher(self._soon), self._soon.append),
             rng=random.Random(self.seed),
+            node=self.node,
         )
         self.server = BrokerServer(self.broker)
         self.begin(self.broker)
@@ -194,7 +196,7 @@ class CoreBroker:
         """One NORMAL message, or a FIFO one of that message group; its `head` is the body, since
         the broker does not look into it."""
         kind = MessageType.FIFO if message_group else MessageType.NORMAL
-        properties = _message_group(message_group.encode()) if message_group else b""
+        properties = grouped(message_group.encode()) if message_group else b""
         entry = hop.PutEntry(kind, body, tagged(tag) + properties, tag_hash(tag), queue_id)
         reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
         return hop.decode_put_reply(reply)[0]
@@ -290,6 +292,6 @@ def tagged(tag: str) -> bytes:
     return b"\x0a" + bytes((len(tag.encode()),)) + tag.encode() if tag else b""
 
 
-def _message_group(name: bytes) -> bytes:
+def grouped(name: bytes) -> bytes:
     """Field 17 of the public protocol's SystemProperties; names of up to 127 bytes."""
     return b"\x8a\x01" + bytes((len(name),)) + name

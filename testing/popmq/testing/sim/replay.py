@@ -95,7 +95,7 @@ class ReplayCheck:
             rng=random.Random(seed),
         )
         try:
-            # What the first has judged it has said in a record, which the second does not have.
+            # What the first has classified it has said in a record, which the second does not have.
             second.start(first.epoch_start)
         except StoreDamaged as refusal:
             self._complain(f"the start without snapshot {position} is refused: {refusal}")
@@ -249,8 +249,8 @@ def _timers(broker: Broker) -> Iterator[tuple[str, object]]:
     state.skip(queue.queue.min_offset)
     for entry in queue.read(state.classified, queue.count):
         if entry.timer is not None:
-            state.judge(entry.timer, moved=entry.moved)
-    yield "timers: cursor, judged", (state.cursor, state.classified)
+            state.classify(entry.timer, moved=entry.moved)
+    yield "timers: cursor, classified", (state.cursor, state.classified)
     yield "timers: pending", sorted(state.pending.items())
     yield "timers: late", sorted(state.late.values())
     yield "timers: recalled", sorted(state.cancelled.items())

@@ -9,7 +9,7 @@ import errno
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.queue_progress import FifoProgress
@@ -307,7 +307,8 @@ class SimulatedBroker:
         store, folder = self.broker.store, f"{self.settings.broker.data}/index"
         store.index = KeyIndex(self.disk, folder, entries_per_file=self.index_entries)
         self.broker.lookup = Lookup(store, store.index)
-        self.broker.expiry = TopicExpiry(store, self.broker.registry, self.broker.lookup)
+        expiry = TopicExpiry(store, self.broker.registry, self.broker.lookup)
+        self.broker.expiries = replace(self.broker.expiries, topics=expiry)
 
     def _lane(self) -> SimThread:
         def takes_ms() -> int:

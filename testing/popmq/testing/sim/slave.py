@@ -29,7 +29,7 @@ class SlaveMachine(SimulatedBroker):
 
     def begin(self) -> None:
         self.broker.open()
-        self.broker.slave_lifecycle.start()
+        self.broker.records.slave_lifecycle.start()
 
 
 class Slave:
@@ -193,7 +193,9 @@ class Slave:
         master = self._master
         position = master.broker.store.snapshots.position
         data = master.disk.durable(f"{master.settings.broker.data}/snapshot/{position:020d}")
-        install = self.machine.broker.slave_lifecycle.begin_install(master.broker.store.start)
+        install = self.machine.broker.records.slave_lifecycle.begin_install(
+            master.broker.store.start
+        )
         size = self._rng.choice((100, 1_000, 1 << 20))
         for at in range(0, len(data), size):
             install.append_chunk(data[at : at + size])
@@ -333,7 +335,7 @@ class ReplicaMachine(SimulatedBroker):
     def begin(self) -> None:
         if self._leads:
             self.broker.open()
-            self.broker.slave_lifecycle.start()
+            self.broker.records.slave_lifecycle.start()
             self._apply_all()
         else:
             super().begin()
@@ -344,11 +346,11 @@ class ReplicaMachine(SimulatedBroker):
         if not self._leads:
             return
         store = self.broker.store
-        store.on_durable = store.confirm
         assert store.slave is not None
-        self.broker.slave_lifecycle.promote(store.slave.apply.newest(store.end).epoch + 1)
+        self.broker.records.slave_lifecycle.promote(store.slave.apply.newest(store.end).epoch + 1)
         while not self.broker.serving:
             self.run_until_idle()
+            store.confirm(store.durable)  # the only replica that is left
             self.broker.step()
             assert self.failed is None, self.failed
         self._leads = False

@@ -6,6 +6,7 @@ still be read.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.pop_check_point import member_bits
@@ -41,7 +42,8 @@ class TopicRetention:
         broker, passed_over = self._machine.broker, any(self._low.values())
         self._low.clear()
         self._after_step()
-        broker.expiry = _WatchedExpiry(broker, self._after_step)
+        watched = _WatchedExpiry(broker, self._after_step)
+        broker.expiries = replace(broker.expiries, topics=watched)
         return passed_over
 
     def check_fronts(self) -> None:

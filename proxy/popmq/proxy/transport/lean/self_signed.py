@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import ProxySettings, parse_address
-from popmq.proxy.transport.lean.certificates import Certificates, load_pair
+from popmq.common.tls.certificates import Certificates, load_pair
+from popmq.common.tls.session import ALPN
 
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
@@ -68,6 +69,7 @@ def load_one_of_the_process(
     context: ssl.SSLContext, hosts: Iterable[str], now: datetime.datetime
 ) -> None:
     """A pair that nobody can find later: for a process that has no folder of its own."""
+    context.set_alpn_protocols([ALPN])
     with TemporaryDirectory(prefix="popmq-tls-") as folder:
         load_pair(context, *kept_in(Path(folder), hosts, now))
 

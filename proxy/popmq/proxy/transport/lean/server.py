@@ -21,16 +21,17 @@ from popmq.common.listener_close import stop_listening
 from popmq.common.loop_iteration import LoopIteration
 from popmq.common.protocol.frames import notice_dead_peer
 from popmq.common.settings.lean_settings import LeanSettings
+from popmq.common.tls import session as tls
+from popmq.common.tls.certificates import Certificates
+from popmq.common.tls.session import TlsFault, TlsSession
 from popmq.common.unix_socket import user_of_peer
 from popmq.proxy.transport.interface import ConnectionCore, Method, Opening, OtherProtocol
-from popmq.proxy.transport.lean import frames, tls
+from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
-from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
 from popmq.proxy.transport.lean.inbox import SharedInflow
 from popmq.proxy.transport.lean.messages import InflationTurns
-from popmq.proxy.transport.lean.tls import TlsFault, TlsSession
 
 logger = logging.getLogger(__name__)
 
