@@ -29,7 +29,7 @@ class Written:
         return sum(
             int(metric.value)
             for metric in broker_metrics(self.core.broker)
-            if metric.name == "report_read_bytes"
+            if metric.name == "sampler_read_bytes"
         )
 
 

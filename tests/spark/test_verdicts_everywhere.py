@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from broker.test_group_verdicts import CONSUMERS, commit, metric_verdicts
+from e2e.panels import MONITORING
 from e2e.prometheus import binaries
-from e2e.test_prometheus import MONITORING
 from programs import run_program
 from spark.browser import Browser
 from spark.reports_server import ReportsServer
