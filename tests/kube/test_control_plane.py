@@ -340,6 +340,29 @@ def test_the_api_server_refuses_users_that_cannot_be(
 
 
 @pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"since": "an hour"}, "spec.since is a duration such as 90s, 12h or 3d"),
+        ({"deadline": "8d"}, "spec.deadline is a duration such as 90s, 30m or 2h, at most 7d"),
+        ({"scratch": "1Mi"}, "spec.scratch is a quantity from 64Mi on"),
+        (
+            {"output": {"volumeClaim": "pages", "objectStore": {"url": "s3://bucket"}}},
+            "spec.output has a volumeClaim or an objectStore",
+        ),
+        ({"output": {"objectStore": {"url": "ftp://host"}}}, "begins with s3://, gs:// or abfs://"),
+        ({"output": {"pushgateway": "pushgateway:9091"}}, "spec.output.pushgateway is a URL"),
+    ],
+)
+def test_the_api_server_refuses_reports_that_cannot_be(
+    plane: ControlPlane, spec: dict[str, Any], message: str
+) -> None:
+    body = {"apiVersion": "popmq.io/v1beta1", "kind": "LagReport"}
+    metadata = {"name": "bad", "namespace": "default"}
+    asked = {**body, "metadata": metadata, "spec": {"cluster": "demo", **spec}}
+    assert message in plane.refusal(asked)
+
+
+@pytest.mark.parametrize(
     ("first", "then", "message"),
     [
         ("30Gi", {"size": "20Gi"}, "cannot shrink"),
@@ -411,8 +434,9 @@ def test_a_reports_run_is_let_into_a_namespace_that_is_restricted(
     where = ("-n", namespace)
     plane.kubectl("create", "job", "now", "--from=cronjob/demo-report-hourly", *where)
     plane.kubectl("wait", "--for=condition=Complete", "job/now", "--timeout=60s", *where)
-    shown = plane.kubectl("get", "lagreports", *where)
-    assert "hourly   True    demo      lag      @daily" in shown
+    shown = plane.kubectl("get", "lagreports", "-o", "wide", *where)
+    assert "hourly   True    demo      lag " in shown
+    assert " @daily " in shown
 
 
 def test_the_quickstart_is_a_cluster_with_an_operator(plane: ControlPlane, namespace: str) -> None:

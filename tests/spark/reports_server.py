@@ -24,8 +24,16 @@ class ReportsServer:
             name: grpc.unary_unary_rpc_method_handler(self._answer(kind))
             for name, kind in _KINDS.items()
         }
-        service = grpc.method_handlers_generic_handler("popmq.report.v1.Reports", handlers)
-        self._server.add_generic_rpc_handlers((service,))
+        lag: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Lag": grpc.unary_unary_rpc_method_handler(self._answer(Kind.LAG))
+        }
+        services = {"popmq.report.v1.Reports": handlers, "popmq.admin.v1.Admin": lag}
+        self._server.add_generic_rpc_handlers(
+            tuple(
+                grpc.method_handlers_generic_handler(name, methods)
+                for name, methods in services.items()
+            )
+        )
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> "ReportsServer":
@@ -39,9 +47,9 @@ class ReportsServer:
         def answer(request: bytes, _: object) -> bytes:
             with self._lock:
                 body = self._core.reply(kind, request)
-                wait_ms = pb.ReadRawReply.FromString(body).retry_after_ms
-                if kind is Kind.READ_RAW and wait_ms:  # its clock stands still for the reader
-                    self._core.advance(wait_ms)
+                if kind is Kind.READ_RAW:
+                    wait_ms = pb.ReadRawReply.FromString(body).retry_after_ms
+                    self._core.advance(wait_ms)  # its clock stands still for the reader
                 return body
 
         return answer

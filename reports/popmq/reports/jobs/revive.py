@@ -196,7 +196,7 @@ def plan_groups(
         .join(resets, list(PAIR), "full")
         .join(changes, list(PAIR), "left")
         .join(in_flight, list(PAIR), "left")
-        .join(verdicts, list(PAIR), "left")
+        .join(verdicts, list(PAIR), "full")  # pull consumers have no deliveries, but a verdict
         .crossJoin(F.broadcast(seconds))
         .fillna(0, ["delivered", "changed", "reset", "in_flight", *COUNTS.values()])
         .withColumn("delivered", F.col("delivered") - F.col("undone"))

@@ -6,6 +6,7 @@ in the order of it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import htpy as h
@@ -182,10 +183,8 @@ def _cell(row: Row, column: str, text: bool) -> h.Node:
 
 
 def _is_text(table: ReportTable, column: str) -> bool:
-    return not any(
-        isinstance(row[column], int | float) and not isinstance(row[column], bool)
-        for row in table.rows
-    )
+    """Not of values that are all unknown: they are dashes in a column of numbers."""
+    return any(isinstance(row[column], str | bool | datetime) for row in table.rows)
 
 
 # -- tiles and charts

@@ -42,7 +42,9 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], unit: str = "") -> 
         parts.append(_line(x, x, _TOP, bottom + 4))
         parts.append(_text(x, HEIGHT - 8, text, "middle"))
     taken: list[float] = []
-    for number, (name, values) in enumerate(series.items()):
+    # Labels are placed from the top, so that they are in the order of their lines.
+    numbered = sorted(enumerate(series.items()), key=lambda line: -line[1][1][-1][1])
+    for number, (name, values) in numbered:
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in values))
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
