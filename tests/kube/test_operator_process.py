@@ -133,7 +133,7 @@ def test_another_operator_goes_on_when_one_is_killed_stopped_or_told_to_end(
     read = {name: operators.metrics(name) for name in ("one", "two")}
     assert [read[name]["popmq_operator_leader"] for name in read] == [1, 0]
     assert [read[name]["popmq_operator_clusters"] for name in read] == [1, 0]
-    assert read["one"]["popmq_operator_looks_total"] > 0
+    assert read["one"]["popmq_operator_reconciles_total"] > 0
     assert read["one"]["popmq_operator_clusters_ready"] == 0  # no controller answers
 
     operators.running["one"].send_signal(signal.SIGSTOP)

@@ -155,10 +155,10 @@ class OperatorProcess:
             reading("operator_leader", self.elector.holds),
             reading("operator_clusters", self.workers.clusters),
             reading("operator_clusters_ready", sum(counted.ready.values())),
-            reading("operator_looks", counted.looks),
-            reading("operator_looks_failed", counted.failed),
-            reading("operator_look_seconds", counted.seconds),
-            reading("operator_longest_look_seconds", self.workers.longest_reconcile_s),
+            reading("operator_reconciles", counted.looks),
+            reading("operator_reconciles_failed", counted.failed),
+            reading("operator_reconcile_seconds", counted.seconds),
+            reading("operator_longest_reconcile_seconds", self.workers.longest_reconcile_s),
             *(
                 reading("operator_certificate_expiry_timestamp_seconds", end, *key)
                 for key, end in sorted(counted.certificate_ends.items())
@@ -170,7 +170,7 @@ class OperatorProcess:
             ),
             reading("operator_declared_changes", tally.changes),
             reading("operator_declared_drifts", tally.drifts),
-            reading("operator_declared_looks_failed", self.declared.counted.failed),
+            reading("operator_declared_reconciles_failed", self.declared.counted.failed),
         ]
 
     def _lead(self) -> None:
