@@ -105,7 +105,7 @@ def units_of(expression: str) -> set[str]:
     elif " / " in expression:
         if "flush_records" in expression:
             return {"short"}
-        return {"s"} if "_look_seconds" in expression else {"percentunit"}
+        return {"s"} if "_reconcile_seconds" in expression else {"percentunit"}
     elif "rate(" in expression:
         return {"short"} if "cpu_seconds" in expression else _RATES[_kind(expression)]
     if "verdict" in expression:
