@@ -145,10 +145,10 @@ def _recorded(seeds: range) -> Recorded:
     return recorded
 
 
-def _run(spark: Any, folder: Path, count: int) -> Recorded:
+def _run(spark: Any, folder: Path, count: int, first: int = 0) -> Recorded:
     from popmq.reports.report_builder import ReportOptions, make_report
 
-    fixed = os.environ.get("POPMQ_TEST_SEED")
+    fixed = os.environ.get("POPMQ_TEST_SEED", first)
     first = int(fixed) if fixed else random.SystemRandom().randrange(1 << 20)
     count = int(os.environ.get("POPMQ_REPORT_HISTORIES", 1 if fixed else count))
     recorded = _recorded(range(first, first + count))
@@ -359,6 +359,15 @@ def test_a_dead_letter_that_is_kept_is_no_lost_message(spark: Any, tmp_path: Pat
         "orders": (3, 0, 3, 0, 0, 0),
         "%DLQ%g": (3, 2, 0, 1, 0, 0),
     }
+
+
+def test_parked_messages_of_a_deleted_group_are_no_dead_letters_of_a_later_one(
+    spark: Any, tmp_path: Path
+) -> None:
+    """In this history three of them became dead letters before their group was deleted, and one of
+    the same name was made."""
+    recorded = _run(spark, tmp_path, 1, first=737426)
+    assert recorded.counts["group deleted"] == 2
 
 
 def test_every_total_of_the_reports_is_that_of_random_histories(spark: Any, tmp_path: Path) -> None:

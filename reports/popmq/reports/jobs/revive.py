@@ -129,10 +129,16 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
         *DELIVERY,
         *_END,
         *(F.col(name).alias(f"end_{name}") for name in PAIR),
+        F.when(F.col("kind") == "DEAD", F.col("old_epoch")).alias("parking_id"),
     )
     known = deliveries.select(*DELIVERY, *PAIR, "client", "revive_at_ms", "popped_ms", "alive")
-    # Of a delivery whose check point is not kept any more, or of a parked message.
+    # Of a delivery whose check point is not kept any more, or of a parked message. A parking topic
+    # goes with its group, so that a later one of the same name has another.
     pairs = places.select("broker", *PAIR, F.lit(True).alias("read")).distinct()
+    parkings = places.select(
+        "broker", F.col("topic_id").alias("parking_id"), F.lit(True).alias("parks")
+    ).distinct()
+    reads = F.when(F.col("parking_id").isNull(), F.col("read")).otherwise(F.col("parks"))
     return (
         ends.join(known, list(DELIVERY), "left")
         .select(
@@ -143,10 +149,12 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
             "revive_at_ms",
             "popped_ms",
             "alive",
+            "parking_id",
         )
         .join(F.broadcast(pairs), ["broker", *PAIR], "left")
-        .where(F.coalesce(F.col("alive"), F.col("read"), F.lit(False)))
-        .drop("alive", "read")
+        .join(F.broadcast(parkings), ["broker", "parking_id"], "left")
+        .where(F.coalesce(F.col("alive"), reads, F.lit(False)))
+        .drop("alive", "read", "parks", "parking_id")
     )
 
 

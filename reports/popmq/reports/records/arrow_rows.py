@@ -221,8 +221,9 @@ _REVIVE_HEAD: dict[str, Maker] = _RECORD | {
     "start_offset": _field("first_offset"),
     "next_offset": _nothing("bigint"),
     "revive_at_ms": _nothing("bigint"),
-    "old_epoch": _nothing("bigint"),
-    "old_sequence": _nothing("bigint"),
+    # A dead letter out of a parking topic: that topic's id, and the offset there.
+    "old_epoch": lambda rows, source: _of_parked(rows, "epoch"),
+    "old_sequence": lambda rows, source: _of_parked(rows, "sequence"),
     "client": _nothing("string"),
     "auto_renew": _nothing("boolean"),
     "attempt": _field("attempt"),
@@ -358,6 +359,11 @@ def _ending(rows: Array) -> Array:
 def _of_check_point(rows: Array, name: str) -> Array:
     """Tokens of parked and redriven messages name something else in a check point's place."""
     return np.ma.array(rows[name], mask=(rows["token_flags"] & (REDRIVEN | PARKED)) != 0)
+
+
+def _of_parked(rows: Array, name: str) -> Array:
+    flags = DEAD | PARKED
+    return np.ma.array(rows[name], mask=(rows["token_flags"] & (flags | REDRIVEN)) != flags)
 
 
 def _reason(rows: Array) -> Array:
