@@ -5,7 +5,7 @@ from cli.parsing import invoked
 
 from popmq.cli.__main__ import main
 from popmq.cli.client import Client
-from popmq.cli.drain import look, rest_fields, run_drain
+from popmq.cli.drain import read_remainder, remainder_fields, run_drain
 from popmq.common.errors import Refused
 from popmq.common.protocol.drain_remainder import DrainRemainder, drain_remainder, remainder_text
 from popmq.common.wire import admin_pb2 as admin
@@ -58,7 +58,7 @@ def test_a_line_says_what_is_left(rest: DrainRemainder, line: str) -> None:
     ],
 )
 def test_nothing_may_be_left_of_a_drained_group(rest: DrainRemainder) -> None:
-    assert rest_fields("b", rest)["drained"] is False
+    assert remainder_fields("b", rest)["drained"] is False
 
 
 def test_a_broker_that_does_not_count_its_timers_is_not_taken_for_drained() -> None:
@@ -114,8 +114,8 @@ def test_a_timer_that_fires_during_the_look_is_counted(popmq_broker: RunningBrok
     (message,) = popmq_broker.receive("orders", "workers")
     popmq_broker.ack(message)
     with Slow(popmq_broker.endpoint) as client:
-        assert not look(client, "broker-a").is_drained
-        assert look(client, "broker-a").messages == 1
+        assert not read_remainder(client, "broker-a").is_drained
+        assert read_remainder(client, "broker-a").messages == 1
 
 
 def test_what_cannot_be_counted_is_not_gone_and_its_topics_stay() -> None:

@@ -394,7 +394,7 @@ def promoted_without_its_last_records(patch: Patch) -> None:
     def wrong(self: following.SlaveLifecycle) -> int:
         if self.promoted and self._store.slave is not None:
             self._store.opened()
-            self._lead()
+            self._on_promoted()
             self._on_opened()
             return 1
         return int(step(self))

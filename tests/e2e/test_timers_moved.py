@@ -16,7 +16,7 @@ from e2e.processes import tail
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import Client
-from popmq.cli.drain import look
+from popmq.cli.drain import read_remainder
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.drain_remainder import DrainRemainder
 from popmq.common.record.recall_handle import RecallHandle
@@ -146,7 +146,7 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         rests: list[DrainRemainder] = []
 
         def is_drained() -> bool:
-            rests.append(look(client, "broker-c"))
+            rests.append(read_remainder(client, "broker-c"))
             return rests[-1].is_drained
 
         until("drained", is_drained, many)

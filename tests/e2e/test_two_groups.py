@@ -14,7 +14,7 @@ from e2e.payloads import PYTHON_MAX_BODY
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import Client
-from popmq.cli.drain import look
+from popmq.cli.drain import read_remainder
 from popmq.common.errors import PopmqError
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
@@ -218,7 +218,7 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
         with pytest.raises(PopmqError, match="owns the topics and consumer groups"):
             client.call_admin(admin.DrainRequest(group="broker-a"), admin.DrainReply)
         client.call_admin(admin.DrainRequest(group="broker-b"), admin.DrainReply)
-        rest = look(client, "broker-b")
+        rest = read_remainder(client, "broker-b")
         assert rest.messages > 0
         assert (rest.homed, rest.is_drained) == (("fifo",), False)
 
@@ -237,7 +237,7 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
         def emptied() -> bool:
             for name in ("orders", "fifo"):
                 receive(client, name, 32, within_s=1)
-            return look(client, "broker-b").is_drained
+            return read_remainder(client, "broker-b").is_drained
 
         until("drained", emptied)
         topic = client.topic(admin.DescribeTopicRequest(name="fifo"))
@@ -248,7 +248,7 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
         assert {message.message_id: message.broker for message in timer} == dict.fromkeys(
             timers, "broker-a"
         )
-        assert look(client, "broker-b").moved > 0
+        assert read_remainder(client, "broker-b").moved > 0
 
 
 def _sends_to(client: Client, keys: list[str]) -> set[str]:

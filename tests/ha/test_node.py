@@ -158,7 +158,7 @@ def test_sends_are_refused_while_too_few_replicas_are_there() -> None:
     answer = rig.send(b"two")
     assert answer.error is not None
     assert answer.error.code is Code.HA_NOT_AVAILABLE
-    assert "2 have to be (replication.min_in_sync)" in str(answer.error)
+    assert "2 are required (replication.min_in_sync)" in str(answer.error)
     others(rig)[0].start()
     rig.until(lambda: rig.send(b"again").error is None)
 

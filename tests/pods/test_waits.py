@@ -51,7 +51,7 @@ def test_an_answer_that_was_on_its_way_does_not_split_the_wait() -> None:
 
 
 def test_a_hand_over_that_came_to_nothing_counts_too() -> None:
-    text = "the hand-over came to nothing, serving again"
+    text = "the hand-over failed, serving again"
     results = waits_at_hand_overs(oks((10.0, 11.2)), [line(11.1, text)])
     assert results == {text: pytest.approx(1.2)}
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-TURNS = ("leading", "master", "the hand-over came to nothing, serving again")  # a broker's events
+TURNS = ("leading", "master", "the hand-over failed, serving again")  # a broker's events
 NEAR_S = 0.25  # an answer of the old master may be on its way still
 
 

@@ -1,8 +1,8 @@
-"""`popmq drain GROUP`: a broker group takes no new messages, is consumed to its end, and can go.
+"""`popmq drain GROUP`: empties a broker group, which takes no new messages, so that it can go.
 
-Message groups of FIFO topics stay where they are until nothing of their topic is left there: only
-then are they given to the other broker groups, so that their order holds.  Its timers the group
-hands to the others itself; here it is asked how far it is.
+A FIFO topic stays on the broker group until none of its messages is left there.  Only then is it
+assigned to the other broker groups, so that the order of its message groups holds.  The broker
+group moves its timers itself; this command shows the progress.
 """
 
 import time
@@ -17,11 +17,11 @@ from popmq.cli.terminal.output import Row, print_rows
 from popmq.common.protocol.drain_remainder import DrainRemainder, drain_remainder, remainder_text
 from popmq.common.wire import admin_pb2 as admin
 
-LOOK_S = 1.0
+POLL_S = 1.0
 
 
 def run_drain(args: Args) -> int:
-    """0 when it is empty or was told to go on, 1 when something is left."""
+    """Exit code: 0 when the broker group is empty, or with --undo; 1 when something is left."""
     with client_of(args) as client:
         check_broker_group(client, args.group)
         if not args.undo:
@@ -33,32 +33,32 @@ def run_drain(args: Args) -> int:
             return 0
         until_s = time.monotonic() + args.wait / 1000
         while True:
-            rest = look(client, args.group)
-            text = remainder_text(args.group, rest)
-            print_rows(args, [rest_fields(args.group, rest)], [text])
-            if rest.is_drained or time.monotonic() >= until_s:
-                return 0 if rest.is_drained else 1
-            time.sleep(LOOK_S)
+            remainder = read_remainder(client, args.group)
+            text = remainder_text(args.group, remainder)
+            print_rows(args, [remainder_fields(args.group, remainder)], [text])
+            if remainder.is_drained or time.monotonic() >= until_s:
+                return 0 if remainder.is_drained else 1
+            time.sleep(POLL_S)
 
 
-def look(client: Client, group: str) -> DrainRemainder:
-    """What is left; FIFO topics of which nothing is left are given to the others on the way."""
+def read_remainder(client: Client, group: str) -> DrainRemainder:
+    """What is left. Assigns FIFO topics of which nothing is left to the other broker groups."""
     reply = client.call_admin(admin.DrainRequest(group=group, look=True), admin.DrainReply)
     topics = client.topics(system=False)
     lag = client.call_admin(admin.LagRequest(), admin.LagReply)
-    rest, free = drain_remainder(group, lag, topics, reply)
-    for topic in free:
-        _give_away(client, topic, group)
-    return rest
+    remainder, emptied = drain_remainder(group, lag, topics, reply)
+    for topic in emptied:
+        _reassign(client, topic, group)
+    return remainder
 
 
-def _give_away(client: Client, topic: admin.Topic, group: str) -> None:
-    others = [broker for broker in topic.brokers if broker != group] or _all_but(client, group)
+def _reassign(client: Client, topic: admin.Topic, group: str) -> None:
+    others = [broker for broker in topic.brokers if broker != group] or _other_groups(client, group)
     altered = admin.Topic(name=topic.name, brokers=others)
     client.topic(admin.AlterTopicRequest(topic=altered))
 
 
-def _all_but(client: Client, group: str) -> Sequence[str]:
+def _other_groups(client: Client, group: str) -> Sequence[str]:
     return [
         state.group
         for state in client.call_admin(
@@ -68,19 +68,19 @@ def _all_but(client: Client, group: str) -> Sequence[str]:
     ]
 
 
-def rest_fields(group: str, rest: DrainRemainder) -> Row:
+def remainder_fields(group: str, remainder: DrainRemainder) -> Row:
     return {
         "group": group,
-        "drained": rest.is_drained,
-        "messages": rest.messages,
-        "timers": rest.timers,
-        "leaving": rest.leaving,
-        "moved": rest.moved,
-        "waits": rest.waits,
-        "transactions": rest.transactions,
-        "unknown": rest.unknown,
-        "homed": list(rest.homed),
-        "dead_letters": rest.dead_letters,
+        "drained": remainder.is_drained,
+        "messages": remainder.messages,
+        "timers": remainder.timers,
+        "leaving": remainder.leaving,
+        "moved": remainder.moved,
+        "waits": remainder.waits,
+        "transactions": remainder.transactions,
+        "unknown": remainder.unknown,
+        "homed": list(remainder.homed),
+        "dead_letters": remainder.dead_letters,
     }
 
 
@@ -94,7 +94,7 @@ drain = command(
         type=DURATION,
         default=0,
         metavar="TIME",
-        help="Look until it is empty, at most for so long.  [default: one look]",
+        help="Wait until it is empty, at most for this time.  [default: check once]",
     ),
     YES,
     help="Empty a broker group, so that it can be removed. Asks on a terminal.",

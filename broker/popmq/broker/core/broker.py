@@ -1,8 +1,8 @@
 """Broker: wires store, metadata and pop together, orders their steps, and decides nothing.
 
 No asyncio in here: a shell (server.py) or a test under virtual time calls the methods and
-`step`.  Every method that appends returns at once; the caller tells its client once
-`when_acks_confirmed` says so.
+`step`.  Every method that appends returns at once; the caller replies to its client when
+`when_acks_confirmed` runs its callback.
 """
 
 import random
@@ -32,7 +32,7 @@ from popmq.common.settings.settings import Settings
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 SECRET_BYTES = 32
-KEY_SLACK_MS = 600_000  # an ended transaction is ended again with OK for as long
+KEY_SLACK_MS = 600_000  # how long ending a transaction again still returns OK
 
 
 class Broker:
@@ -51,7 +51,7 @@ class Broker:
         self.settings, self.clock, self.disk = settings, clock, disk
         self.rng = rng  # makes keys and ids
         self.waits = waits or clock
-        self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
+        self.epoch_start = EpochStart()  # what `start` decided about the epoch before
         self.store = store = MessageStore(
             disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
         )
@@ -61,7 +61,7 @@ class Broker:
         tables = build_tables(settings, clock, self.waits, store, self.registry, self.deliveries)
         self.metadata_resolver, self.polling = tables.metadata_resolver, tables.polling
         self.send_deduplication, self.lookup = tables.send_deduplication, tables.lookup
-        receiving = build_receiving(tables, _visible_choices(rng))
+        receiving = build_receiving(tables, _rng_of_visible_choices(rng))
         self.pop, self.fifo, self.lites = receiving.pop, receiving.fifo, receiving.lites
         self.operations, self.ends = receiving.operations, receiving.ends
         self.sql_filters = SqlFilters()
@@ -72,15 +72,16 @@ class Broker:
         self.remoting = build_remoting(tables, self.timers, self.operations.pull_ends)
         self.diagnostics = build_diagnostics(tables, self.pop, sending, self.ends)
         self.expiries = build_expiries(tables, self.lites)
-        self.records = build_records(tables, sending, self.lites, self._lead)
+        self.records = build_records(tables, sending, self.lites, self._on_promoted)
 
     # -- start and stop
 
     def start(self, earlier_start: EpochStart | None = None) -> None:
-        """Recover, and begin a new epoch as master. Serve once `when_acks_confirmed` answers.
+        """Recover, and begin a new epoch as master. Serve when `when_acks_confirmed` runs its
+        callback.
 
-        `earlier_start`: of another start on the same log, whose tables are compared with these.
-        What it decided about the life before is taken over.
+        `earlier_start` is the `epoch_start` of another start on the same log.  With it both starts
+        decide the same about unanswered deliveries, so that their tables can be compared.
         """
         self.open()
         self.store.recover(self.records.applier.apply)
@@ -92,7 +93,7 @@ class Broker:
         self.epoch_start = start = earlier_start or EpochStart()
         self.store.start_epoch(start.encode())
         self.table.start_epoch(self.store.epoch, start.unanswered_from_ms)
-        self._name_log()
+        self._ensure_log_id_and_key()
 
     @property
     def serving(self) -> bool:
@@ -100,11 +101,11 @@ class Broker:
         return self.store.slave is None
 
     def wall_ms_of(self, log_ms: int) -> int:
-        """About when that was on the wall clock, for people; 0 stays 0."""
+        """The approximate wall time of `log_ms`, for display; 0 stays 0."""
         return self.clock.wall_ms() - (self.store.log_ms() - log_ms) if log_ms else 0
 
     def stop(self) -> None:
-        """Answer everybody who waits. The shell then lets the store settle and closes it."""
+        """Answer all waiting requests. The shell then closes the store when it is idle."""
         self.pop.catch_up.release_all()
         self.polling.answer_all_empty()
         self.transactions.checks.dismiss()
@@ -113,12 +114,12 @@ class Broker:
         self.buffer.write_all()
 
     def close(self) -> None:
-        """A clean stop: everything confirmed, the flushers idle. Leaves a whole store."""
+        """Close after a clean stop: everything is confirmed, and the flushers are idle."""
         self.timers.service.close()
         self.store.close()
 
     def release_files(self) -> None:
-        """Close every file without a word; after a crash in tests, or a failed start."""
+        """Close every file and write nothing; after a crash in tests, or a failed start."""
         self.timers.service.release_files()
         self.store.release_files()
 
@@ -144,7 +145,7 @@ class Broker:
         done += self.expiries.groups.step(now_ms=self.clock.boot_ms())
         return done + self.store.step()
 
-    # -- what the store says (StoreListener)
+    # -- events of the store (StoreListener)
 
     def before_batch(self) -> None:
         self.buffer.before_batch()
@@ -164,7 +165,7 @@ class Broker:
     def on_log_start(self, position: int) -> None:
         self.records.replica.on_log_start(position)
 
-    # -- what the tables say
+    # -- events of the tables
 
     def on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
         self.records.wakeups.on_unblocked(topic_id, group_id, queue_id)
@@ -177,9 +178,9 @@ class Broker:
         self.transactions.table.drop_topic(topic.id)
         self.polling.answer_all_empty(topic_id=topic.id)
         self.lites.remove_subscriber(topic_id=topic.id)
-        self.sends.topic_gone(topic.name)
+        self.sends.on_topic_deleted(topic.name)
         self.ends.drop(topic=topic.name)
-        self.diagnostics.audit.topic_gone(topic)
+        self.diagnostics.audit.on_topic_deleted(topic)
 
     def on_group_deleted(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
@@ -191,7 +192,7 @@ class Broker:
     # -- inside
 
     def open(self) -> None:
-        """Open what is there: `start` does, and a slave before it follows (`following.start`)."""
+        """Open the store. `start` calls it; a slave calls it before it follows the log."""
         self.store.open()
         self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
         self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
@@ -218,33 +219,33 @@ class Broker:
         )
 
     def _begin(self) -> None:
-        """The tables are whole: what a master does beside requests begins."""
+        """Begin the background work of a master; the tables are complete."""
         self.expiries.lites.begin()
         self.expiries.topics.run_all()
         self.deliveries.liveness.start_grace(self.store.log_ms())
         if not self.settings.replication.is_single:
             self.records.replica.begin()
 
-    def _lead(self) -> None:
-        """A slave that was promoted has applied everything, and all of it is confirmed."""
+    def _on_promoted(self) -> None:
+        """Called when a promoted slave has applied everything, and all of it is confirmed."""
         self.timers.promote()
         self._begin()
-        self._name_log()
+        self._ensure_log_id_and_key()
 
-    def _name_log(self) -> None:
+    def _ensure_log_id_and_key(self) -> None:
         if not self.registry.log_id:
             self.registry.set_log_id(self.rng.randbytes(16).hex())
         if not self.registry.signing_keys:
             self.registry.set_receipt_key(self.rng.randbytes(SECRET_BYTES))
 
     def rotate_signing_key(self) -> None:
-        """Older keys count as long as a handle or a transaction id of theirs may."""
+        """Older keys stay valid as long as receipt handles and transaction ids that they signed."""
         pop, transaction = self.settings.pop, self.settings.transaction
         life_ms = max(pop.invisible_max_ms, RENEW_LIMIT_MS, transaction.keep_ms)
         self.registry.rotate_signing_key(self.rng.randbytes(SECRET_BYTES), life_ms + KEY_SLACK_MS)
 
 
-def _visible_choices(rng: random.Random) -> random.Random:
-    """A generator for choices that clients see.  What they learn of it must not lead to the keys
-    that `rng` makes.  A simulator has nothing to hide, and one seed for all."""
+def _rng_of_visible_choices(rng: random.Random) -> random.Random:
+    """A generator for choices that clients can see.  It differs from `rng`, so that these choices
+    reveal nothing about keys.  A simulator has one seed, and one generator for both."""
     return random.Random(rng.getrandbits(128)) if isinstance(rng, random.SystemRandom) else rng

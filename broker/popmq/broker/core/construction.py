@@ -1,6 +1,6 @@
-"""Builds the services of a Broker, a group at a time, each from what was built before it.
+"""Builds the services of a Broker in stages, each from the results of earlier stages.
 
-A group is a frozen dataclass: nothing is exchanged once it is built.
+The result of a stage is a frozen dataclass: its services are never replaced.
 """
 
 import random
@@ -46,11 +46,11 @@ from popmq.common.step_loop import Flusher
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What all services read: the log, its tables, and those who wait."""
+    """What all services use: the log, its tables, and the waiting long polls."""
 
     settings: Settings
     clock: Clock
-    waits: Clock  # long polls wait on it: nothing moves it, unlike log time
+    waits: Clock  # for long polls and leases: its boot time never jumps, as log time may
     store: MessageStore
     registry: Registry
     metadata_resolver: MetadataResolver
@@ -86,7 +86,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class RemotingServices:
-    """What only Remoting clients use."""
+    """Services that only Remoting clients use."""
 
     members: GroupMembers
     relay: ClientRelay
@@ -103,7 +103,7 @@ class Expiries:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What records of the log do to tables, and what a replica writes beside those of clients."""
+    """Services that apply records of the log, and that write records for the replicas."""
 
     applier: RecordApplier
     wakeups: Wakeups
@@ -134,7 +134,7 @@ def build_tables(
 
 
 def build_receiving(tables: Tables, rng: random.Random) -> Receiving:
-    """`rng` chooses what clients see."""
+    """`rng` makes the choices that clients can see."""
     store, registry, deliveries = tables.store, tables.registry, tables.deliveries
     settings, lookup = tables.settings, tables.lookup
     pop = PopServices(store, registry, deliveries, settings, tables.waits.boot_ms, rng)
@@ -218,9 +218,9 @@ def build_expiries(tables: Tables, lites: LiteService) -> Expiries:
 
 
 def build_records(
-    tables: Tables, sending: Sending, lites: LiteService, lead: Callable[[], None]
+    tables: Tables, sending: Sending, lites: LiteService, on_promoted: Callable[[], None]
 ) -> Records:
-    """`lead` is called when a promoted slave has applied everything."""
+    """`on_promoted` is called when a promoted slave has applied everything."""
     timers = sending.timers
     applier = RecordApplier(
         tables.registry,
@@ -233,5 +233,5 @@ def build_records(
         applier,
         Wakeups(tables.registry, tables.polling, applier, lites),
         ReplicaRecordWriter(tables.store, tables.deliveries.buffer, timers.state),
-        SlaveLifecycle(tables.store, timers, applier, lead),
+        SlaveLifecycle(tables.store, timers, applier, on_promoted),
     )

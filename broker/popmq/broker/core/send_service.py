@@ -98,7 +98,7 @@ class SendService:
         ok = Code.OK
         return [_new(PutResult, (ok, "", unit[3], unit[4], 0)) for unit in units]
 
-    def topic_gone(self, name: str) -> None:
+    def on_topic_deleted(self, name: str) -> None:
         self.stored_by_topic.pop(name, None)
 
     def _put_one(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp) -> PutResult:

@@ -25,12 +25,12 @@ class SlaveLifecycle:
         store: MessageStore,
         timers: Timers,
         applier: RecordApplier,
-        lead: Callable[[], None],
+        on_promoted: Callable[[], None],
     ) -> None:
         self._store = store
         self._timers = timers
         self._applier = applier
-        self._lead = lead
+        self._on_promoted = on_promoted
         self._timers_from: int | None = 0  # the timers begin when this position is applied
         self.promoted = False
         self.master_lived = NEVER  # as masters told
@@ -84,7 +84,7 @@ class SlaveLifecycle:
             done += self._timers.step_slave()
         if self.promoted and slave.applied == store.end == store.confirmed:
             store.opened()
-            self._lead()
+            self._on_promoted()
             logger.info("leads", extra={"epoch": store.epoch, "end_bytes": store.end})
             self._on_opened()
             done += 1

@@ -144,8 +144,8 @@ class Audit:
             logger.exception("the audit begins anew")
             self._begin_anew(now_ms)
 
-    def topic_gone(self, topic: TopicConfig) -> None:
-        """One that was made since the last cut may have held ends of deliveries."""
+    def on_topic_deleted(self, topic: TopicConfig) -> None:
+        """A topic made since the last cut may have held ends of deliveries."""
         if _holds_ends(topic) and (topic.id, 0) not in self._at:
             self._missed = True
 

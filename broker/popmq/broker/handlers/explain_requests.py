@@ -63,7 +63,7 @@ def _explain(
             reply.messages.append(reported_message)
         if findings.incomplete:
             reply.incomplete = findings.incomplete
-    waiting = yield from timers.told(group)
+    waiting = yield from timers.undelivered(group)
     reply.messages.extend(waiting[: MESSAGES_LIMIT - len(reply.messages)])
     return reply.SerializeToString()
 

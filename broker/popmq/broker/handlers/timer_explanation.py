@@ -1,4 +1,4 @@
-"""Explain, for messages with a delivery time: what became of the timer before any group saw it."""
+"""TimerExplainer: the part of EXPLAIN for delayed messages that are in no topic."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -17,40 +17,45 @@ from popmq.common.wire import admin_pb2 as pb
 
 
 class TimerExplainer:
-    """The timers of one message id; each is told of once, as it is now."""
+    """Explains the timers of one message id, each once, by its state now."""
 
     def __init__(self, broker: Broker, message_id: str, timers: list[StoredTimer]) -> None:
         self._broker = broker
         self._message_id = message_id
-        self._found = timers
+        self._timers = timers
         tokens = [timer.message.any_token for timer in timers]
         self._replaced = {
             token.replaces[1]
             for token in tokens
             if isinstance(token, TimerToken) and token.replaces is not None
         }
-        self._fired: set[int] = set()  # their life goes on in their topic
+        self._fired: set[int] = set()  # identities; their messages are in a topic
 
     @classmethod
     def find(
         cls, broker: Broker, message_id: str, topic: TopicConfig | None
     ) -> "ResumableRead[TimerExplainer]":
         topic_id = topic.id if topic is not None else None
-        timer = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
-        return cls(broker, message_id, timer.stored)
+        matches = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
+        return cls(broker, message_id, matches.stored)
 
     def proofs(self, copy: StoredMessage) -> list[pb.Proof]:
-        """Of a message that a timer delivered: the timer's record. It is over then."""
+        """The record of the timer that delivered `copy`; `undelivered` then omits that timer."""
         token = copy.any_token
         if not isinstance(token, FiringToken):
             return []
         self._fired.add(token.identity)
-        return [_proof(timer) for timer in self._found if timer.timer.identity == token.identity]
+        return [_proof(timer) for timer in self._timers if timer.timer.identity == token.identity]
 
-    def told(self, group: SubscriptionGroup | None) -> ResumableRead[list[pb.ExplainedMessage]]:
-        """Those that are in no topic; call it when `proofs` has seen every copy."""
+    def undelivered(
+        self, group: SubscriptionGroup | None
+    ) -> ResumableRead[list[pb.ExplainedMessage]]:
+        """Explains the timers that delivered no message.
+
+        Call it after `proofs` was called with every copy of the message.
+        """
         messages = []
-        for stored in self._found:
+        for stored in self._timers:
             if stored.timer.identity in self._fired or stored.timer.identity in self._replaced:
                 continue
             explained = yield from self._explain(stored)
@@ -68,38 +73,41 @@ class TimerExplainer:
             explanation.until_ms = timer.due_ms
             explanation.text = "its delivery time has not come"
             explanation.next = (
-                "then it is delivered as attempt 1; `popmq timers cancel` prevents that"
+                "at that time it is delivered as attempt 1; `popmq timers cancel` prevents that"
             )
             if topic is None:
                 explanation.next = (
-                    f"its topic was deleted: then it goes to {topics.TIMER_DLQ_TOPIC}"
+                    f"its topic was deleted: at that time it goes to {topics.TIMER_DLQ_TOPIC}"
                 )
             return explanation
-        nothing = "nothing: for every group it is over"
+        no_step = "nothing: no group will receive it"
         if state.is_migrated(timer.identity):
-            explanation.state, explanation.next = State.MOVED.value, "what that group tells of it"
-            explanation.text = "another broker group has it, because this one is or was drained"
+            explanation.state = State.MOVED.value
+            explanation.next = "see the explanation by that broker group"
+            explanation.text = (
+                "it goes or went to another broker group, because this one is or was drained"
+            )
             return explanation
         if state.is_cancelled(timer.identity):
-            explanation.state, explanation.next = State.RECALLED.value, nothing
+            explanation.state, explanation.next = State.RECALLED.value, no_step
             explanation.text = "it was recalled before its delivery time"
             return explanation
-        letter = yield from self._dead_letter(timer.identity)
-        if letter is not None:
+        dead_letter = yield from self._dead_letter(timer.identity)
+        if dead_letter is not None:
             explanation.state = State.DEAD_LETTERED.value
-            explanation.since_ms = letter.header.wall_ms
+            explanation.since_ms = dead_letter.header.wall_ms
             explanation.text = "its topic was deleted before its delivery time"
             explanation.next = f"stays in {topics.TIMER_DLQ_TOPIC} until it expires"
-            explanation.proofs.append(_record("firing", letter, topics.TIMER_DLQ_TOPIC))
+            explanation.proofs.append(_record("firing", dead_letter, topics.TIMER_DLQ_TOPIC))
             return explanation
-        explanation.state, explanation.next = State.UNKNOWN.value, nothing
+        explanation.state, explanation.next = State.UNKNOWN.value, no_step
         explanation.text = (
-            "its delivery time is over, and it is not in its topic: it could not be read, or "
-            "its copy there went by retention"
+            "its delivery time has passed, and it is not in its topic: it could not be read, or "
+            "retention deleted its copy there"
         )
         if timer.due_ms < state.cursor[0] - KEEP_CANCELLED_MS:
             explanation.text += (
-                ", or it was recalled (which is known for 10 minutes behind that time)"
+                ", or it was recalled (recalls are kept for 10 minutes after the delivery time)"
             )
         return explanation
 
@@ -107,8 +115,8 @@ class TimerExplainer:
         topic = self._broker.registry.find_topic(topics.TIMER_DLQ_TOPIC)
         if topic is None:
             return None
-        look = partial(self._broker.lookup.by_id, topic.id, self._message_id, wait=False)
-        findings = yield from read(look)
+        find_by_id = partial(self._broker.lookup.by_id, topic.id, self._message_id, wait=False)
+        findings = yield from read(find_by_id)
         for message in findings.messages:
             token = message.any_token
             if (
@@ -120,11 +128,13 @@ class TimerExplainer:
         return None
 
     def _replaced_by(self, stored: StoredTimer) -> Iterable[pb.Proof]:
-        """The timer for which this one stands, if it is a rescheduled one."""
+        """The record of the earlier timer, if `stored` is a rescheduled timer."""
         token = stored.message.any_token
         if not isinstance(token, TimerToken) or token.replaces is None:
             return []
-        return [_proof(timer) for timer in self._found if timer.timer.identity == token.replaces[1]]
+        return [
+            _proof(timer) for timer in self._timers if timer.timer.identity == token.replaces[1]
+        ]
 
     def _message(self, stored: StoredTimer, explanation: pb.Explained) -> pb.ExplainedMessage:
         header, token = stored.message.header, stored.message.any_token

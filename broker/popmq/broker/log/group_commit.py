@@ -1,9 +1,9 @@
-"""GroupCommit: from appended to durable to confirmed, one fdatasync for all that waits (D2).
+"""GroupCommit: makes appended records durable, then confirmed; one fdatasync for a batch (D2).
 
-The invariant: a position is durable only after the fdatasync that covers it returned, and what a
-client hears of is confirmed.  A batch is handed over whole on the loop's thread; what is appended
-meanwhile is the next batch.  A broker alone confirms what is durable; one with replicas is told
-by them (docs/concepts/replication.md).
+The invariant: a position is durable only after the fdatasync that covers it returned, and replies
+to clients are sent only for confirmed positions.  A batch is handed over whole on the loop's
+thread; records appended meanwhile form the next batch.  A broker without replicas confirms what is
+durable; with replicas, their acks confirm it (docs/concepts/replication.md).
 """
 
 import logging
@@ -23,13 +23,14 @@ RETRY_MS = 1_000
 
 
 class GroupCommit:
-    """Everything below `durable` is on this disk, everything below `confirmed` where it has to be.
+    """Every byte below `durable` is on this disk, every byte below `confirmed` on all disks that
+    the broker requires.
 
-    `before_batch` may append what has to be in the next batch, `on_batch` hears of each one that
-    is about to go to the disk, `on_durable` when it is there and says `confirm` when that is
-    enough, `on_confirmed` hears of each new
-    position before the callbacks that waited for it run, `on_failure` of the one error after which
-    nothing is confirmed any more.
+    `before_batch` may append records that the next batch must contain.  `on_batch` is called when
+    a batch is about to be written, `on_durable` when it is on disk; that callback calls `confirm`
+    if one disk is enough.  `on_confirmed` is called with each new confirmed position, before the
+    callbacks that wait for it.  `on_failure` is called with an error after which nothing more is
+    confirmed.
     """
 
     def __init__(
@@ -59,24 +60,24 @@ class GroupCommit:
         self._flushing = False
         self._scheduled = False
         self._began_ms = 0
-        self._records = 0  # of all batches, that in flight included
+        self._records = 0  # of all batches, including the one in flight
         self._batch_records = 0
-        self._cut: tuple[int, int, Callable[[], None]] | None = None
-        # What the machine was short of something for, and when it is tried again.
+        self._truncation: tuple[int, int, Callable[[], None]] | None = None
+        # The batch that lacked disk space or file descriptors, and the boot time of the next try.
         self._unwritten: FlushBatch | None = None
-        self._again_ms = 0
+        self._retry_at_ms = 0
         self.durable = 0
         self.confirmed = 0
         self.failed = False
 
     def schedule_flush(self) -> None:
-        """Something was appended: hand it over at the end of this turn of the loop."""
+        """Write the appended records at the end of this iteration of the loop."""
         if not self._flushing and not self._scheduled:
             self._scheduled = True
             self._soon(self._hand_over)
 
     def when_log_confirmed(self, *callbacks: Callable[[], None]) -> None:
-        """Run them once everything appended so far is confirmed; at once if it is."""
+        """Run `callbacks` when everything appended so far is confirmed; at once if it is."""
         end = self._log.end
         if self.confirmed < end:
             for callback in callbacks:
@@ -89,39 +90,43 @@ class GroupCommit:
         """Everything below `position` is confirmed; an older position changes nothing."""
         if position < self.confirmed or self.failed:
             return
-        assert position <= self._log.end, f"confirmed {position} of a log that ends before it"
+        assert position <= self._log.end, (
+            f"confirmed {position}, but the log ends at {self._log.end}"
+        )
         self.confirmed = position
         try:
             self._on_confirmed(position)
         except Exception as broken:
-            # Queues that do not follow the log, or a pop that broke: start again from the log.
+            # The queues no longer match the log, or a pop failed: a restart rebuilds both from it.
             self.fail(broken)
 
     def truncate(self, position: int, known: int, done: Callable[[], None]) -> None:
         """Remove everything from `position` on, physically and durably, then call `done`.
 
-        A record begins at `known`, at or below it.  What waits for the disk goes there first;
-        nothing may be appended until `done`.
+        `known` is the start of a record, at or below `position`.  Records that wait for the disk
+        are written first; nothing may be appended until `done` is called.
         """
-        assert self._cut is None, "one cut at a time"
-        assert position >= self.confirmed, f"a cut at {position} below {self.confirmed}, confirmed"
-        self._cut = position, known, done
+        assert self._truncation is None, "a truncation is already running"
+        assert position >= self.confirmed, (
+            f"truncation at {position}, below confirmed {self.confirmed}"
+        )
+        self._truncation = position, known, done
         if not self._flushing:
             self._hand_over()
 
     def step(self) -> None:
-        """Try again a batch, or a cut, for which the machine was short of something."""
-        if self.failed or self._clock.boot_ms() < self._again_ms:
+        """Retry the batch or truncation that lacked disk space or file descriptors."""
+        if self.failed or self._clock.boot_ms() < self._retry_at_ms:
             return
         if self._unwritten is not None:
             batch, self._unwritten = self._unwritten, None
             self._write(batch)
-        elif self._cut is not None and not self._flushing:
+        elif self._truncation is not None and not self._flushing:
             self._hand_over()
 
     def fail(self, error: BaseException) -> None:
-        """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
-        dropped.  The process ends."""
+        """Stop confirming: after a failed fsync it is unknown which pages the kernel dropped.  The
+        process ends."""
         self.failed = True
         self.metrics.disk_failed |= isinstance(error, OSError)
         self._on_failure(error)
@@ -130,13 +135,13 @@ class GroupCommit:
         if self._flushing or self.failed:
             self._scheduled = False
             return
-        self._scheduled = True  # what comes now goes with this batch
+        self._scheduled = True  # what `before_batch` appends is in this batch
         self._before_batch()
         self._scheduled = False
         batch = self._log.take_batch()
         if batch is None:
-            if self._cut is not None:
-                self._begin_cut(*self._cut)
+            if self._truncation is not None:
+                self._begin_truncation(*self._truncation)
             return
         self._flushing = True
         self._began_ms = self._clock.boot_ms()
@@ -166,19 +171,19 @@ class GroupCommit:
         self._on_durable(batch.end)
 
     def _try_later(self, error: BaseException | None) -> None:
-        logger.warning("log not written, tried again", extra={"reason": str(error)})
-        self._again_ms = self._clock.boot_ms() + RETRY_MS
+        logger.warning("log write failed, will be retried", extra={"reason": str(error)})
+        self._retry_at_ms = self._clock.boot_ms() + RETRY_MS
 
     @property
     def flusher(self) -> Flusher:
-        """For work that has to stand in line with the batches."""
+        """For disk work that must run in order with the batches."""
         return self._flusher
 
     def restarted(self, position: int) -> None:
-        """An empty log begins, and is durable and confirmed up to, there."""
+        """The log is empty, begins at `position`, and is durable and confirmed up to it."""
         self.durable = self.confirmed = position
 
-    def _begin_cut(self, position: int, known: int, done: Callable[[], None]) -> None:
+    def _begin_truncation(self, position: int, known: int, done: Callable[[], None]) -> None:
         self._flushing = True
 
         def finished(error: BaseException | None) -> None:
@@ -190,7 +195,7 @@ class GroupCommit:
                 self.fail(error)
             if self.failed:
                 return
-            self._flushing, self._cut = False, None
+            self._flushing, self._truncation = False, None
             self._log.set_end(position)
             self.durable = min(self.durable, position)
             done()
@@ -198,7 +203,7 @@ class GroupCommit:
         self._flusher.submit(lambda: self._log.truncate(position, known), finished)
 
     def release(self) -> None:
-        """Run the callbacks up to the confirmed position; one that fails spoils its own reply."""
+        """Run the callbacks up to the confirmed position; an exception loses only its own reply."""
         waiters, confirmed = self._waiters, self.confirmed
         while waiters and waiters[0][0] <= confirmed:
             callback = waiters.popleft()[1]

@@ -1,7 +1,7 @@
-"""Gate: the one `Port` of a broker with replicas: clients while it leads, its slaves, its peers.
+"""Gate: the `Port` of a broker with replicas, for clients of a master, slaves and controllers.
 
-What arrives for a part that is not there (any more) is refused with NOT_MASTER: nothing was
-done, and whoever asks looks for the master.
+A request for a part that is closed or detached is refused with NOT_MASTER: nothing was done, and
+the requester looks for the master.
 """
 
 from collections.abc import Callable
@@ -13,24 +13,27 @@ from popmq.common.wire.admin_pb2 import RotateKeysRequest
 REPLICATION_KINDS = frozenset(
     (Kind.HANDSHAKE, Kind.FETCH, Kind.ACKED, Kind.READ_SNAPSHOT, Kind.TIMER_CHECK_POINT)
 )
-_STORES = frozenset((Kind.PUT, Kind.TAKE_TIMERS))
+_STORING_KINDS = frozenset((Kind.PUT, Kind.TAKE_TIMERS))
 NODE_KINDS = frozenset((Kind.HAND_OVER, Kind.DESCRIBE_ROLE))
-_LOOK = RotateKeysRequest(look=True).SerializeToString()  # changes nothing
-_LIVES = 1 << 48  # ids of one life lie between two multiples; nobody asks so often
+_READ_KEYS = RotateKeysRequest(look=True).SerializeToString()
+_IDS_PER_GENERATION = 1 << 48  # generation n has the ids from n * 2^48 on
 
 
 class GatedPort:
-    """To one part of the broker. Closed, it lets nothing in; who is inside may still leave."""
+    """Forwards requests to one part of the broker.
+
+    While it is closed, `Gate` refuses new requests, and running ones are still answered.
+    """
 
     def __init__(self) -> None:
-        self._life = 0
+        self._generation = 0
         self._port: Port | None = None
         self._open = False
 
     def open(self, port: Port) -> None:
-        """To that part from now on; requests of another one's life are over."""
+        """Forward to `port` from now on. Ids of requests to an earlier port become invalid."""
         if port is not self._port:
-            self._life += 1
+            self._generation += 1
             self._port = port
         self._open = True
 
@@ -38,7 +41,7 @@ class GatedPort:
         self._open = False
 
     def detach(self) -> None:
-        """The part is no more, nor are its requests."""
+        """The part has stopped, and its requests have ended."""
         self._port, self._open = None, False
 
     @property
@@ -47,25 +50,27 @@ class GatedPort:
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         assert self._port is not None
-        # The id is made first: the part may close the door while it serves.
-        life = self._life
-        return life * _LIVES + self._port.request(kind, body, timeout_ms, on_reply)
+        # Read before the call, during which the part may detach or replace itself here.
+        generation = self._generation
+        return generation * _IDS_PER_GENERATION + self._port.request(
+            kind, body, timeout_ms, on_reply
+        )
 
     def cancel(self, request_id: int) -> None:
-        life, number = divmod(request_id, _LIVES)
-        if self._port is not None and life == self._life:
+        generation, number = divmod(request_id, _IDS_PER_GENERATION)
+        if self._port is not None and generation == self._generation:
             self._port.cancel(number)
 
     def own_id(self, request_id: int) -> int | None:
-        """The id that the part knows the request by; None if it was another part's."""
-        life, number = divmod(request_id, _LIVES)
-        return number if life == self._life else None
+        """The port's own id of the request; None if the request went to an earlier port."""
+        generation, number = divmod(request_id, _IDS_PER_GENERATION)
+        return number if generation == self._generation else None
 
 
 class Gate:
-    """`clients` and `slaves` are closed while nobody is served; `serve_node` takes the rest.
+    """`clients` and `slaves` are open while this broker serves them.
 
-    `closed_reason` says to the others why not.
+    `serve_node` serves NODE_KINDS. `closed_reason` is the error text of refused requests.
     """
 
     def __init__(self, serve_node: Callable[[Kind, bytes, OnReply], None]) -> None:
@@ -74,7 +79,7 @@ class Gate:
         self.slaves = GatedPort()
         self.check_send_quorum: Callable[[], None] = lambda: None
         self.check_signing_keys: Callable[[], None] = lambda: None
-        self.closed_reason = "this broker was not told to lead yet"
+        self.closed_reason = "this broker has not been made master yet"
         self.refused_by_code: dict[int, int] = {}
 
     def open_clients(
@@ -83,8 +88,8 @@ class Gate:
         check_send_quorum: Callable[[], None],
         check_signing_keys: Callable[[], None],
     ) -> None:
-        """`check_send_quorum` raises for a send that could not be confirmed now, and
-        `check_signing_keys` for another key that a slave would ignore."""
+        """`check_send_quorum` raises if a send could not be confirmed now, and
+        `check_signing_keys` if a slave would ignore a new key."""
         self.check_send_quorum = check_send_quorum
         self.check_signing_keys = check_signing_keys
         self.clients.open(port)
@@ -96,23 +101,23 @@ class Gate:
                 self._serve_node(kind, body, on_reply)
                 return 0
             for_slaves = kind in REPLICATION_KINDS
-            door = self.slaves if for_slaves else self.clients
-            if not door.is_open:
+            port = self.slaves if for_slaves else self.clients
+            if not port.is_open:
                 raise NotMaster(self.closed_reason)
-            if kind in _STORES:
+            if kind in _STORING_KINDS:
                 self.check_send_quorum()
-            elif kind == Kind.ROTATE_KEYS and body != _LOOK:
+            elif kind == Kind.ROTATE_KEYS and body != _READ_KEYS:
                 self.check_signing_keys()
         except PopmqError as error:
             self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
             on_reply(error)
             return 0
-        return 2 * door.request(kind, body, timeout_ms, on_reply) + for_slaves
+        return 2 * port.request(kind, body, timeout_ms, on_reply) + for_slaves
 
     def cancel(self, request_id: int) -> None:
-        door = self.slaves if request_id & 1 else self.clients
-        door.cancel(request_id >> 1)
+        port = self.slaves if request_id & 1 else self.clients
+        port.cancel(request_id >> 1)
 
     def client_request(self, request_id: int) -> int | None:
-        """The id of a client's request at the part that serves clients now."""
+        """The id that the part for clients has for a request; None if that part did not get it."""
         return None if request_id & 1 else self.clients.own_id(request_id >> 1)

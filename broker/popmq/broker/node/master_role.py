@@ -1,7 +1,7 @@
-"""A broker as the master of one epoch, from the order to the end of it (R11 to R17).
+"""MasterRole: a broker as master of one epoch, from its promotion to its resignation (R11 to R17).
 
-Clients are let in when everything before this epoch is confirmed, sends only while enough
-replicas are there to confirm them, and nobody while another is about to take over.
+Clients are admitted when everything before this epoch is confirmed, and sends only while enough
+replicas are in sync to confirm them.  During a hand-over no client is admitted.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class MasterRole:
-    """`start`, then `step` until `resign`. `become` hears of each role."""
+    """Call `start`, then `step` until `resign`. `become` is called with each new role."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MasterRole:
         become: Callable[[BrokerRole], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """Everything that is here counts: what was acknowledged is among it (R11)."""
+        """The epoch keeps the whole local log: it has every acknowledged record (R11)."""
         self.role = BrokerRole.OPENING
         self._settings = settings = broker.settings
         self._broker = broker
@@ -51,7 +51,7 @@ class MasterRole:
         self._gate = gate
         self._become = become
         self._now_ms = now_ms
-        self._short = ""  # why sends are refused now
+        self._short = ""  # why sends are refused now; empty: they are admitted
         self._hand_over: MasterHandOver | None = None
         self.epoch = record.epoch
         self.epoch_start = store.end
@@ -64,7 +64,7 @@ class MasterRole:
             min_in_sync=settings.replication.effective_min_in_sync,
             confirmed=store.confirmed,
         )
-        epochs.append(record.epoch, store.end)  # on the disk before the first record is (R6, R12)
+        epochs.append(record.epoch, store.end)  # on disk before the first record (R6, R12)
         self.replication_server = ReplicationServer(
             store,
             sync,
@@ -79,8 +79,8 @@ class MasterRole:
         self.server = BrokerServer(broker, self.replication_server.received)
 
     def start(self) -> None:
-        """Write the first record of the epoch, and let slaves in; clients come later."""
-        # How old the TimerCheckPoint is that it goes on with: the last master's, as of that time.
+        """Write the first record of the epoch and admit slaves; `_opened` admits clients."""
+        # The timers continue from the last master's TimerCheckPoint, which has this wall time.
         read_ms = self._broker.timers.service.masters_read_ms
         logger.info(
             "leading",
@@ -95,48 +95,52 @@ class MasterRole:
         self.replication_server.durable(self._store.durable)
 
     def step(self) -> int:
-        """A master that hands over does nothing but confirm: whatever it began would be late."""
+        """During a hand-over only replication runs: new records would delay the hand-over."""
         done = self._broker.step() if self.role is not BrokerRole.HANDING_OVER else 0
         done += self.replication_server.step()
         self._short = self._shortage()
         if self._hand_over is not None and self._hand_over.step(self._now_ms()):
             self._hand_over = None
-            logger.warning("the hand-over came to nothing, serving again")
+            logger.warning("the hand-over failed, serving again")
             self._serve()
         return done
 
-    def resign(self, why: str) -> None:
-        """Another leads: nobody is told anything any more that rests on what is not confirmed."""
-        self._gate.closed_reason = why
+    def resign(self, reason: str) -> None:
+        """Another broker is master: replies that depend on unconfirmed records are not sent."""
+        self._gate.closed_reason = reason
         self._gate.clients.close()
         self._broker.polling.answer_all_empty()
         self.server.end()
         if self._hand_over is not None:
-            self._hand_over.give_up(why)
+            self._hand_over.give_up(reason)
         self.replication_server.stop()
         self._gate.slaves.detach()
         self._gate.clients.detach()
 
-    def hand_over(self, asked: HandOverRequest, on_reply: OnReply) -> None:
-        """Admit nothing more, until another leads or the time is over."""
+    def hand_over(self, request: HandOverRequest, on_reply: OnReply) -> None:
+        """Admit no clients until another epoch begins or the time is over."""
         own_id = self.replication_server.sync.own_id
-        if self.role is not BrokerRole.MASTER or (asked.epoch, asked.leader) != (
+        if self.role is not BrokerRole.MASTER or (request.epoch, request.leader) != (
             self.epoch,
             own_id,
         ):
-            raise NotMaster(f"this is not the serving master of epoch {asked.epoch}")
-        to = self.replication_server.followers.get(asked.to)
-        if to is None or asked.to not in self.replication_server.sync.members:
+            raise NotMaster(f"this is not the serving master of epoch {request.epoch}")
+        successor = self.replication_server.followers.get(request.to)
+        if successor is None or request.to not in self.replication_server.sync.members:
             raise Refused(
-                Code.PRECONDITION_FAILED, f"store {asked.to[:32]} is not in the SyncStateSet"
+                Code.PRECONDITION_FAILED, f"store {request.to[:32]} is not in the SyncStateSet"
             )
         self._change(BrokerRole.HANDING_OVER)
-        self._gate.closed_reason = f"{self._settings.broker.name} is being handed over to {to.node}"
+        self._gate.closed_reason = (
+            f"{self._settings.broker.name} is being handed over to {successor.node}"
+        )
         self._gate.clients.close()
         self._broker.buffer.write_all()
         limit_ms = self._settings.replication.hand_over_ms
-        until_ms = self._now_ms() + min(asked.wait_ms or limit_ms, limit_ms)
-        self._hand_over = MasterHandOver(self._store, to, until_ms=until_ms, on_reply=on_reply)
+        until_ms = self._now_ms() + min(request.wait_ms or limit_ms, limit_ms)
+        self._hand_over = MasterHandOver(
+            self._store, successor, until_ms=until_ms, on_reply=on_reply
+        )
 
     @property
     def log_id(self) -> str:
@@ -147,12 +151,12 @@ class MasterRole:
         return MasterTimers(self.epoch, cursors.last_read_ms, cursors.queue_offset, cursors.log_ms)
 
     def slaves(self) -> tuple[SlaveStatus, ...]:
-        """One for each node: the store that a node had before is kept, but is nobody's any more."""
+        """One status for each node: that of the store seen last. `followers` has old stores too."""
         members, now_ms = self.replication_server.sync.members, self._now_ms()
-        heard_last = sorted(
+        by_last_seen = sorted(
             self.replication_server.followers.values(), key=lambda progress: progress.last_seen_ms
         )
-        newest = {progress.node: progress for progress in heard_last}
+        newest = {progress.node: progress for progress in by_last_seen}
         return tuple(
             SlaveStatus(
                 progress.store_id,
@@ -165,7 +169,7 @@ class MasterRole:
         )
 
     def _opened(self) -> None:
-        """Everything before this epoch is confirmed: whatever was visible once is again (R14)."""
+        """Everything before this epoch is confirmed, so what clients saw is visible again (R14)."""
         self._serve()
         logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
 
@@ -180,14 +184,14 @@ class MasterRole:
         self._become(role)
 
     def _shortage(self) -> str:
-        """Why nothing that is sent now could be confirmed; never silently weaker (D2)."""
+        """Why a send could not be confirmed now, or "". Fewer replicas never confirm it (D2)."""
         least = self._settings.replication.effective_min_in_sync
-        there = self.replication_server.keeper.reachable_members(self._now_ms())
-        if there >= least and self.replication_server.sync.has_quorum:
+        reachable = self.replication_server.keeper.reachable_members(self._now_ms())
+        if reachable >= least and self.replication_server.sync.has_quorum:
             return ""
         return (
-            f"{min(there, len(self.replication_server.sync.members))} replicas of "
-            f"{self._settings.broker.name} are in sync, {least} have to be "
+            f"{min(reachable, len(self.replication_server.sync.members))} replicas of "
+            f"{self._settings.broker.name} are in sync, {least} are required "
             "(replication.min_in_sync): try again"
         )
 

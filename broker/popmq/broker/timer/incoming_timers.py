@@ -1,9 +1,9 @@
-"""IncomingTimers: timers that came from broker groups that are drained, each stored once.
+"""IncomingTimers: timers that drained broker groups moved here, each stored once.
 
-A function of the log.  A group numbers its moves, asks for them in that order, and asks for the
-next ones only when the last are settled in its own log; so of each origin, which is one life of
-its master, one number is enough to know what came already (docs/concepts/timer.md, "Moved to
-another broker group").
+The table is a function of the log.  A source group numbers its moves and sends them in that order;
+it sends the next batch only when its own log has the end of the last one.  An origin is one
+incarnation of the source's master.  So the newest number of each origin is enough to know which
+moves are stored (docs/concepts/timer.md, "Moved to another broker group").
 """
 
 import struct
@@ -16,11 +16,11 @@ from popmq.common.errors import TooManyRequests
 from popmq.common.record.timer_token import TimerToken
 
 ORIGIN_LIMIT = 4_096
-_ENTRY = struct.Struct(">QQ")  # origin, number of its newest move that is here
+_ENTRY = struct.Struct(">QQ")  # origin, number of its newest stored move
 
 
 class IncomingTimer(NamedTuple):
-    """A timer of another group; `move` is its number there."""
+    """A timer of another broker group, which numbered its move `move`."""
 
     move: int
     topic_id: int
@@ -36,22 +36,22 @@ class IncomingTimers(SnapshotTable):
 
     def __init__(self, admission: TimerAdmission) -> None:
         self._admission = admission
-        self._newest: dict[int, int] = {}  # move, by origin
-        self.taken = 0
+        self._newest: dict[int, int] = {}  # number of the newest stored move, by origin
+        self.taken = 0  # timers stored since the start
 
     def has_taken(self, origin: int, move: int) -> bool:
         return move <= self._newest.get(origin, 0)
 
     def store_migrated(self, origin: int, timer: IncomingTimer) -> None:
-        """Store it if it is not here; whoever asks waits for the store's end.
+        """Store the timer unless it is here already. The caller waits until the log is confirmed.
 
-        TooManyRequests: it is not here, nor will be before somebody asks again.
+        TooManyRequests: the timer is not stored; the source has to send it again.
         """
         if self.has_taken(origin, timer.move):
             return
         if origin not in self._newest and len(self._newest) >= ORIGIN_LIMIT:
             raise TooManyRequests(
-                f"timers of {ORIGIN_LIMIT} masters of broker groups that are drained came here, "
+                f"this broker group has timers of {ORIGIN_LIMIT} masters of drained broker groups, "
                 "which is the limit"
             )
         token = TimerToken(
@@ -62,7 +62,7 @@ class IncomingTimers(SnapshotTable):
         self.taken += 1
 
     def apply(self, origin: int, move: int) -> None:
-        """A timer of that origin, in the order of this log."""
+        """Note that the timer is in this log; called in the order of the log."""
         self._newest[origin] = max(move, self._newest.get(origin, 0))
 
     # -- snapshots (persistence/snapshot.py)

@@ -1,4 +1,4 @@
-"""Timers: wires the parts of the timer, orders their starts, and decides nothing."""
+"""Timers: builds the parts of the timer and starts them in order."""
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.send_deduplication import SendDeduplication
@@ -63,7 +63,11 @@ class Timers:
         )
         self.outgoing_timers = OutgoingTimers(store, self.state)
         self.incoming_timers = IncomingTimers(self.admission)
-        self.tables = (self.state, self.outgoing_timers, self.incoming_timers)  # of snapshots
+        self.tables = (
+            self.state,
+            self.outgoing_timers,
+            self.incoming_timers,
+        )  # that are in snapshots
         self.recall = TimerRecall(
             store,
             queue,
@@ -92,19 +96,19 @@ class Timers:
         )
 
     def add_topic(self) -> None:
-        """Before the log is replayed."""
+        """Call it before the log is replayed."""
         self._store.add_topic(topics.TIMER_TOPIC_ID, topics.TIMER_TOPIC)
 
     def recover(self) -> None:
-        """After it was."""
+        """Call it after the log was replayed."""
         self.service.open_files()
         self.service.recover()
         self.bodies.begin()
 
     def scan(self, end_ms: int = 1 << 62) -> TimerScan:
-        """Everything that may hold a timer due before `end_ms`, in its slot or on its way there.
+        """Scans all slots that may hold a timer due before `end_ms`, in its slot or rolled.
 
-        One that was enqueued after its slot was over stands in the oldest slot.
+        A timer that was enqueued after its slot had passed is in the oldest slot.
         """
         settings, begin_ms = self._settings, self.service.enqueue.base_ms
         lap_ms = settings.wheel_slots * settings.slot_ms
@@ -119,20 +123,20 @@ class Timers:
         )
 
     def timers_outside_wheel(self) -> list[Timer]:
-        """Those that are late, and what was stored just now."""
+        """Late timers, and timers that are stored but not enqueued yet."""
         return [*self.state.late.values(), *self.service.queue.not_enqueued()]
 
     def step(self) -> int:
         """One round of the background work; returns how much was done.
 
-        A replica counts nothing: the master's record says what was found.
+        A slave counts no timers: it applies the result in the master's record.
         """
         done = self.service.step() + self.forecast.step()
         return done + self.check.step() if self.service.firing else done
 
     @property
     def busy(self) -> bool:
-        """Whether steps have something to do that no time says."""
+        """Whether there is work now, whatever `next_ms` returns."""
         service = self.service
         beginning = service.firing and self.state.pending_total > 0 and not service.due.begun
         return (
@@ -143,33 +147,34 @@ class Timers:
         )
 
     def next_ms(self, at_most_ms: int) -> int:
-        """How long until a timer may be due; at most `at_most_ms`, which is less than the time by
-        which slots are loaded ahead."""
+        """Milliseconds until a timer may be due, at most `at_most_ms`.  That must be less than the
+        time by which slots are loaded ahead."""
         next_due_ms = self.service.due.next_due_ms if self.service.firing else None
         return at_most_ms if next_due_ms is None else min(at_most_ms, next_due_ms - self._wall_ms())
 
     # -- on a slave
 
     def open_files(self) -> int:
-        """Before the log is followed; the newest record that has a unit in them, or -1."""
+        """Call it before the slave follows the log. Returns the position of the newest record that
+        has a unit in the files, or -1."""
         self.service.run_as_slave()
         return self.service.open_files()
 
     def run_as_slave(self) -> None:
-        """When the tables know of all that the files do."""
+        """Call it when the tables have all records that the files have."""
         self.service.recover()
 
     def step_slave(self) -> int:
-        """Enqueue what is confirmed; nothing fires."""
+        """Enqueue confirmed timers; a slave fires none."""
         return self.service.step() + self.forecast.step()
 
     def promote(self) -> None:
-        """Everything is applied and confirmed: fire from now on."""
+        """Fire from now on; call it when everything is applied and confirmed."""
         self.service.promote()
         self.bodies.begin()
 
     def slave_keep_position(self) -> int:
-        """Records of the timer queue from here on are not enqueued, or not classified, yet."""
+        """The position of the first timer record that is not enqueued or not classified yet."""
         queue, enqueue = self.service.queue.queue, self.service.enqueue
         offset = max(min(enqueue.curr_queue_offset, self.state.classified), queue.min_offset)
         unread = queue.units(offset, 1)

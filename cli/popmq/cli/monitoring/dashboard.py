@@ -1,7 +1,7 @@
 """Dashboard: rows of panels as Grafana's JSON. A query may only name metrics of the table.
 
-The tables of panels and alerts say nothing of clusters.  What is made of them keeps the labels
-`namespace` and `cluster` in each result, so that one Prometheus can watch several clusters.
+The queries in the tables of panels and alerts are written for one cluster.  The generated queries
+keep the labels `namespace` and `cluster`, so that one Prometheus can watch several clusters.
 """
 
 import json
@@ -20,21 +20,21 @@ _SPAN = 24  # columns of Grafana's grid
 _SIZES = {"stat": (4, 4), "table": (24, 8), "timeseries": (8, 8)}  # width and height
 _SCHEMA = 39
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_NAMED = re.compile(rf"\b{PREFIX}[a-z0-9_]+")
+_METRIC_NAME = re.compile(rf"\b{PREFIX}[a-z0-9_]+")
 CLUSTER_LABELS = ("namespace", "cluster")
-_CHOSEN = 'namespace=~"$namespace",cluster=~"$cluster"'
+_CLUSTER_SELECTOR = 'namespace=~"$namespace",cluster=~"$cluster"'
 _GROUPING = re.compile(r"\b(by|on) \(([a-z_, ]*)\)")
 _UNGROUPED = re.compile(r"\b(sum|max|min|count)\(")
 _SELECTOR = re.compile(r"\b(?:(?:popmq|process)_[a-z0-9_]+|up|ALERTS)\b(?:\{([^}]*)\})?")
-# An operator belongs to no cluster; what it says of one has the namespace of that one.
-_OPERATOR = f"{PREFIX}operator_"
-_CHOSEN_OPERATORS = 'namespace=~"$operator"'
-_CHOSEN_BY_OPERATOR = 'cluster_namespace=~"$namespace",cluster=~"$cluster"'
-_OF_CLUSTERS = {
+# An operator serves many clusters: its metrics of a cluster have the label cluster_namespace.
+_OPERATOR_PREFIX = f"{PREFIX}operator_"
+_OPERATOR_SELECTOR = 'namespace=~"$operator"'
+_REPORTED_CLUSTER_SELECTOR = 'cluster_namespace=~"$namespace",cluster=~"$cluster"'
+_REPORTED_CLUSTER_SERIES = {
     series for row in TABLE.values() if "cluster_namespace" in row.labels for series in row.series
 }
-_VERDICT = "verdict"  # a unit: the number of a verdict
-# Labels that say where a value was read: no columns of a table.
+_VERDICT = "verdict"  # unit of a number that is shown as the name of a verdict
+# Labels of the scrape, which tables do not show.
 _HIDDEN = ("Time", "__name__", "alertstate", "job", "endpoint", "container", "prometheus")
 _KNOWN = {series for row in TABLE.values() for series in row.series}
 
@@ -61,7 +61,7 @@ class Panel:
     """`unit` is one of Grafana's, or "verdict"."""
 
     title: str
-    what: str
+    what: str  # the panel's description
     queries: Sequence[Query]
     unit: str = "short"
     kind: str = "timeseries"  # or stat, table
@@ -84,7 +84,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    name: str  # of the file, and what Grafana knows it by
+    name: str  # of the file, and the end of Grafana's uid
     title: str
     panels: Sequence[Panel]
     variables: Sequence[tuple[str, str]] = ()  # name, and the query of its values
@@ -92,13 +92,13 @@ class Dashboard:
 
 def check(expression: str) -> None:
     """Raise UnknownMetric unless every metric of ours in it is in the table."""
-    for name in _NAMED.findall(expression):
+    for name in _METRIC_NAME.findall(expression):
         if name not in _KNOWN:
             raise UnknownMetric(f"{name} in {expression!r} is not in the table of metrics")
 
 
 def by_cluster(expression: str) -> str:
-    """With the labels of the cluster in each grouping, those that it lacks included."""
+    """Group by CLUSTER_LABELS too, also in aggregations that have no grouping."""
 
     def extended(match: re.Match[str]) -> str:
         own = [label for label in match[2].split(", ") if label and label not in CLUSTER_LABELS]
@@ -108,22 +108,22 @@ def by_cluster(expression: str) -> str:
 
 
 def of_chosen_clusters(expression: str) -> str:
-    """Of the clusters that the dashboard's variables name, and grouped by them."""
+    """Select the clusters that the dashboard's variables name, and group by cluster."""
 
     def chosen(match: re.Match[str]) -> str:
         name = match[0].partition("{")[0]
-        own = _CHOSEN
-        if name in _OF_CLUSTERS:
-            own = _CHOSEN_BY_OPERATOR
-        elif name.startswith(_OPERATOR):
-            own = _CHOSEN_OPERATORS
-        return f"{name}{{{', '.join(filter(None, (match[1], own)))}}}".replace(", ", ",")
+        selector = _CLUSTER_SELECTOR
+        if name in _REPORTED_CLUSTER_SERIES:
+            selector = _REPORTED_CLUSTER_SELECTOR
+        elif name.startswith(_OPERATOR_PREFIX):
+            selector = _OPERATOR_SELECTOR
+        return f"{name}{{{', '.join(filter(None, (match[1], selector)))}}}".replace(", ", ",")
 
     return _SELECTOR.sub(chosen, by_cluster(expression))
 
 
 def dashboards() -> list[Dashboard]:
-    """Those of dashboards.toml."""
+    """Reads the dashboards of dashboards.toml."""
     text = Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8")
     return [
         Dashboard(**{**data, "panels": [_read_panel(panel) for panel in data["panels"]]})
@@ -217,7 +217,7 @@ def _options(panel: Panel) -> dict[str, object]:
         color = {"colorMode": "background" if panel.unit == _VERDICT else "value"}
         return {"reduceOptions": {"calcs": ["lastNotNull"]}, **color}
     columns = {query.legend for query in panel.queries}
-    # Labels are words, whose order is that of the alphabet.
+    # Labels are sorted by the alphabet, values with the largest first.
     order = [{"displayName": name, "desc": name in columns} for name in panel.worst_first]
     return {"sortBy": order, "showHeader": True}
 
@@ -261,7 +261,7 @@ def _thresholds(
     return {"mode": "absolute", "steps": steps}
 
 
-# Of no cluster: the labels are empty where Prometheus is given none.
+# They list the clusters, so they select none. Both are empty if Prometheus does not set them.
 _CLUSTER_VARIABLES = (
     ("namespace", "label_values(popmq_build_info, namespace)"),
     ("cluster", 'label_values(popmq_build_info{namespace=~"$namespace"}, cluster)'),

@@ -1,4 +1,4 @@
-"""What controllers and brokers both know of a broker group: its record, and a master's timers."""
+"""GroupRecord and TimerCheckPoint: what controllers and brokers exchange of a broker group."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from popmq.common.wire import controller_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The one record of a broker group: who leads, in which epoch, and who may be elected (R1).
+    """The only record of a broker group: its master, its epoch, and who may be elected (R1).
 
-    Store ids, not names: a disk that was lost or wiped has a new one and is in no set (R9).
+    Replicas are named by store id: a lost or wiped disk gets a new id, which is in no set (R9).
     `sync_state_set` is sorted and holds the leader; `version` is 1 for the first record.
     """
 
@@ -19,7 +19,7 @@ class GroupRecord:
     version: int
 
     def check_invariants(self) -> None:
-        """For a controller, before it writes the record and after it read one."""
+        """A controller calls it before it writes a record and after it read one."""
         assert self.leader in self.sync_state_set, "the leader is in its SyncStateSet"
         assert tuple(sorted(set(self.sync_state_set))) == self.sync_state_set, "a sorted set"
         assert self.version > 0 < self.epoch, "versions and epochs count from 1"
@@ -39,12 +39,12 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class TimerCheckPoint:
-    """Where a master's timers were. The fields are in the order in which one is newer."""
+    """The progress of a master's timers. The newest has the largest epoch, offset, time."""
 
     epoch: int
     queue_offset: int
     last_read_ms: int  # wall time
-    taken_ms: int  # boot time of the process that has it
+    taken_ms: int  # boot time in this process when it was taken
 
     def is_newer_than(self, other: "TimerCheckPoint | None") -> bool:
         return other is None or self._order > other._order

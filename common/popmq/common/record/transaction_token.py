@@ -1,7 +1,7 @@
-"""What stands in the token of a half message, and of the record that ends it.
+"""Tokens of a half message, and of the record that ends or checks it.
 
-Told from other tokens by their first byte, the version (docs/concepts/transactions.md).  All
-numbers are big-endian.  A half message is named by its offset in the half queue, for ever.
+Their first byte, the version, differs from that of other tokens (docs/concepts/transactions.md).
+All numbers are big-endian.  The offset in the half queue identifies a half message for ever.
 """
 
 import struct
@@ -16,17 +16,17 @@ _END = struct.Struct(">BBHIQ")
 
 
 class TransactionEnd(IntEnum):
-    """What became of a half message, or what was done about it."""
+    """How a half message ended, or CHECKED for a check of it."""
 
     COMMITTED = 1  # the record is the message in its topic
     ROLLED_BACK = 2
-    GIVEN_UP = 3  # no producer knew: the record is the dead letter
+    GIVEN_UP = 3  # no producer resolved it: the record is the dead letter
     LOST = 4  # its body could not be read
-    CHECKED = 5  # a producer is asked; it is pending still
+    CHECKED = 5  # a check was sent to a producer; the half message is still pending
 
 
 class HalfToken(NamedTuple):
-    """Of a record in the half queue: where the message goes when it is committed.
+    """Token of a record in the half queue: the queue in which a commit stores the message.
 
     0 version u8 = 5 | 1 reserved u8 | 2 reserved u16
     4 topic_id u32 | 8 queue_id u32
@@ -42,27 +42,28 @@ class HalfToken(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "HalfToken":
-        """struct.error for another number of bytes."""
+        """Raises struct.error if the size is not that of the layout."""
         _, _, _, *fields = _HALF.unpack(data)
         return cls(*fields)
 
 
 class TransactionEndToken(NamedTuple):
-    """Of a message that ends a half message, and the whole of an op record, which is none.
+    """Token of a message that ends a half message. An op record, which is no message, is only this.
 
-    0 version u8 = 6 | 1 ending u8 (`TransactionEnd`) | 2 checks u16   with CHECKED: how many by now
+    0 version u8 = 6 | 1 ending u8 (`TransactionEnd`) | 2 checks u16   with CHECKED: checks so far
     4 topic_id u32 | 8 half_offset u64
 
-    A check (CHECKED) is of version 8, which has in the topic's place
+    A check (CHECKED) has version 8 and, in place of the topic,
 
     4 next_check_ms u32   log time from its record to the next check
 
-    because an older popmq takes these 16 bytes only.  It decodes a check of either version alike,
-    and uses the topic of none.  A check that it wrote is of version 6: its `next_check_ms` is 0.
+    An older popmq accepts only tokens of 16 bytes.  It decodes a check of version 8 as one of
+    version 6, and ignores its topic.  Checks that it wrote have version 6: their `next_check_ms`
+    is 0.
     """
 
     ending: TransactionEnd
-    topic_id: int  # 0: of a check of version 8
+    topic_id: int  # 0 in a check of version 8
     half_offset: int
     checks: int = 0
     next_check_ms: int = 0
@@ -75,7 +76,7 @@ class TransactionEndToken(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "TransactionEndToken":
-        """struct.error for another number of bytes; ValueError for an unknown ending."""
+        """Raises struct.error for another size, and ValueError for an unknown ending."""
         version, ending, checks, third, half_offset = _END.unpack(data)
         if version == CHECK_VERSION:
             return cls(TransactionEnd(ending), 0, half_offset, checks, next_check_ms=third)

@@ -20,7 +20,7 @@ from popmq.operator.cluster.actions import (
 )
 from popmq.operator.cluster.desired import BrokerGroupSize, ClusterInputs, desired
 from popmq.operator.cluster.observed import GroupHealth, GroupSet, Observed, Pod, VolumeClaim
-from popmq.operator.cluster.rollout import RolloutGroup, hand_over, loss, next_restart
+from popmq.operator.cluster.rollout import RolloutGroup, hand_over, next_restart, removal_problem
 from popmq.operator.model.manifest import STATEFUL_SET, Manifest, kind_of
 from popmq.operator.model.names import TEMPLATE_ANNOTATION
 from popmq.operator.model.quantity import parse_quantity
@@ -181,7 +181,7 @@ class Planner:
         if group.health.master == pod.name:
             step = hand_over(group, pod, "it is removed")
             return step if isinstance(step, HandOver) else str(step)
-        return loss(group, pod)
+        return removal_problem(group, pod)
 
     def _removal(self, index: int, group_set: GroupSet) -> BrokerGroupSize | None:
         """A group that the spec does not want any more: drained, looked at, deleted."""

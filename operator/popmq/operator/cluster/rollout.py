@@ -1,10 +1,10 @@
-"""Which pod of a broker group may go next: the broken first, slaves then, the master last.
+"""The next pod of a broker group to restart: broken pods first, then slaves, the master last.
 
-A pod goes only when every other one is ready and in sync and the SyncStateSet without it still has
-min_in_sync members; a master hands over first.  Where min_in_sync is all replicas, no restart at
-all would keep to that: there sends wait until the pod is back.  The rule is asked anew before each
-step, so an election in between changes who is last, and an operator that was killed starts here
-again.
+A pod is deleted only when every other pod is ready and in sync and the SyncStateSet without it
+still has min_in_sync members; a master hands over first.  If min_in_sync is all replicas, no
+restart could keep that rule: there one member fewer is enough, and sends wait until the pod is
+back.  The rule is evaluated again before each step.  So an election changes which pod is last, and
+an operator that restarts continues the rollout.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ from popmq.operator.cluster.observed import GroupHealth, GroupSet, Pod
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """What the rule needs to know of a broker group."""
+    """The state of a broker group on which the rule depends."""
 
     name: str
     set: GroupSet
@@ -26,7 +26,7 @@ class RolloutGroup:
 
     @property
     def is_solo(self) -> bool:
-        """Also one that is to get replicas: they wait for the one that has the messages."""
+        """Also a single broker that gets replicas: they wait for the one with the messages."""
         return self.set.replicas == 1 or bool(self.health and self.health.solo)
 
     @property
@@ -38,16 +38,16 @@ class RolloutGroup:
 
 
 def next_restart(group: RolloutGroup, *, template: str) -> Action | None:
-    """The next step towards pods that are all made from `template`; None when they are."""
-    stale = [pod for pod in group.pods if reason_to_go(pod, template)]
+    """The next step towards pods that are all made from `template`; None if all are."""
+    stale = [pod for pod in group.pods if restart_reason(pod, template)]
     missing = group.set.replicas - len([pod for pod in group.pods if not pod.is_deleting])
     if not stale:
         return None
     if not group.set.settled or group.set.template != template:
-        return Wait(f"{group.set.name} has not taken its new template")
-    going = [pod.name for pod in group.pods if pod.is_deleting]
-    if going or missing > 0:
-        return Wait(f"{', '.join(going) or group.set.name} is being restarted")
+        return Wait(f"{group.set.name} does not have its new template yet")
+    deleting = [pod.name for pod in group.pods if pod.is_deleting]
+    if deleting or missing > 0:
+        return Wait(f"{', '.join(deleting) or group.set.name} is being restarted")
     broken = [pod for pod in stale if not pod.works]
     if broken:
         return _delete(broken[0], template)
@@ -59,56 +59,56 @@ def next_restart(group: RolloutGroup, *, template: str) -> Action | None:
     return _replicated(group, unready or stale, template)
 
 
-def reason_to_go(pod: Pod, template: str) -> str:
-    """Empty: it may stay."""
+def restart_reason(pod: Pod, template: str) -> str:
+    """Why the pod must be restarted; empty if it need not be."""
     if pod.template != template:
         return "its template changed"
-    return "somebody asked for it" if pod.restart else ""
+    return "a restart was requested" if pod.restart else ""
 
 
 def _replicated(group: RolloutGroup, stale: Sequence[Pod], template: str) -> Action:
     health = group.health
     if health is None:
-        return Wait(f"no controller says who leads {group.name}")
+        return Wait(f"no controller reports the master of {group.name}")
     if not health.master:
-        problem = health.trouble or "an election is going on"
+        problem = health.trouble or "an election is running"
         return Wait(f"group {group.name} has no master: {problem}")
     slaves = [pod for pod in stale if pod.name != health.master]
     pod = slaves[0] if slaves else stale[0]
-    if refusal := loss(group, pod):
+    if refusal := removal_problem(group, pod):
         return Wait(refusal)
     if pod.name != health.master:
         return _delete(pod, template)
     return hand_over(group, pod, "it is the last to be restarted")
 
 
-def loss(group: RolloutGroup, pod: Pod) -> str:
-    """Why the group cannot do without this pod now; empty: it can."""
+def removal_problem(group: RolloutGroup, pod: Pod) -> str:
+    """Why the pod must not be deleted now; empty if it may be."""
     health = group.health
     assert health is not None
     left = health.in_sync - {pod.name}
     if pod.name in health.in_sync and len(left) < group.min_replicas:
         return (
             f"without {pod.name} only {len(left)} of {group.name} would be in sync, "
-            f"and {group.min_replicas} have to be"
+            f"and {group.min_replicas} are required"
         )
     lagging = [pod.name for pod in group.others(pod) if pod.name not in health.in_sync]
     return f"{lagging[0]} is not in sync" if lagging else ""
 
 
 def hand_over(group: RolloutGroup, pod: Pod, reason: str, avoid: Collection[str] = ()) -> Action:
-    """To the first in-sync replica that is made from the newest template, if there is one."""
+    """Hand over to an in-sync replica, preferably of the newest template, or wait."""
     assert group.health is not None
-    able = [
+    candidates = [
         pod
         for pod in group.others(pod)
         if pod.name in group.health.in_sync and pod.ready and pod.name not in avoid
     ]
-    able.sort(key=lambda item: (item.template != group.set.template, item.ordinal))
-    if not able:
-        return Wait(f"no other replica of {group.name} could lead it instead of {pod.name}")
-    return HandOver(group.name, pod.name, able[0].name, reason)
+    candidates.sort(key=lambda item: (item.template != group.set.template, item.ordinal))
+    if not candidates:
+        return Wait(f"no other replica of {group.name} can become master instead of {pod.name}")
+    return HandOver(group.name, pod.name, candidates[0].name, reason)
 
 
 def _delete(pod: Pod, template: str) -> DeletePod:
-    return DeletePod(pod.name, pod.uid, reason_to_go(pod, template) or "it does not work")
+    return DeletePod(pod.name, pod.uid, restart_reason(pod, template) or "it does not work")

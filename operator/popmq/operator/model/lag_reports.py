@@ -1,4 +1,4 @@
-"""LagReports: what each asks for, and what its CronJob says became of it. Pure."""
+"""LagReports: reads their specs, and makes their status from CronJobs and pods. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from popmq.operator.model.manifest import Manifest, at
 from popmq.operator.model.names import REPORT, REPORT_LABEL
 
 KINDS = ("lag", "revive", "delay")
-# Of what a run says of its report when it ends (popmq.reports.report.Report.summary).
+# Fields of the summary that a run writes when it ends (popmq.reports.report.Report.summary).
 FIGURES = ("verdict", "groups", "failing", "stopped", "lag", "oldest", "worst")
 
 IN_CLUSTER = "k8s://https://kubernetes.default.svc"
@@ -27,7 +27,7 @@ IN_CLUSTER = "k8s://https://kubernetes.default.svc"
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """Pods beside that of the run, in which Spark does the work; quantities are of one pod."""
+    """Spark's pods beside the pod of the run; `cpu` and `memory` are quantities per pod."""
 
     instances: int
     cpu: str
@@ -36,17 +36,17 @@ class Executors:
 
 @dataclass(frozen=True, slots=True)
 class ReportOutput:
-    """Where a report stays when its pod is gone; "" is nowhere."""
+    """Where a report is kept when its pod is deleted. Empty fields are not used."""
 
     claim: str = ""
     url: str = ""  # of an object store
-    secret: str = ""  # whose keys are variables that the object store's client reads
+    secret: str = ""  # its keys are environment variables of the object store's client
     pushgateway: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """As it was read; the API server has checked it (crds/lagreport.yaml)."""
+    """A LagReport resource, which the API server has validated (crds/lagreport.yaml)."""
 
     name: str
     report: str
@@ -56,16 +56,16 @@ class LagReport:
     topic: str
     arguments: Sequence[str]
     master: str
-    executors: Executors | None  # None: the work is done in the run's pod
+    executors: Executors | None  # None: Spark works in the pod of the run
     image: str
     suspend: bool
     keep: int
     resources: Manifest
     manifest: Manifest
-    user_secret: str = ""  # that has the user it is at the proxies
+    user_secret: str = ""  # the Secret with the user as which a run signs in at proxies
     since: str = ""
     deadline_s: int = 3_600
-    scratch: str = "4Gi"  # of each pod
+    scratch: str = "4Gi"  # size of the scratch volume of each pod
     output: ReportOutput = ReportOutput()
 
 
@@ -121,20 +121,20 @@ def _executors(spec: Manifest) -> Executors | None:
 def report_status(
     report: LagReport, cron_job: Manifest, now: datetime, pods: Iterable[Manifest] = ()
 ) -> Manifest:
-    """`cron_job` and `pods` as the API server has them."""
+    """The new status; `cron_job` and `pods` are as the API server returned them."""
     ready = ConditionValue(TRUE, "Scheduled", f"the CronJob is {cron_job['metadata']['name']}")
     if report.suspend:
         ready = ConditionValue(FALSE, "Suspended", "spec.suspend is true")
     verdicts = {"Ready": ready, "Succeeded": _succeeded(cron_job)}
     status = _status(report.manifest, verdicts, now)
-    for ours, theirs in (("lastRun", "lastScheduleTime"), ("lastSuccess", "lastSuccessfulTime")):
-        if when := at(cron_job, "status", theirs):
-            status[ours] = when
+    for field, source in (("lastRun", "lastScheduleTime"), ("lastSuccess", "lastSuccessfulTime")):
+        if time := at(cron_job, "status", source):
+            status[field] = time
     return {**_kept(report.manifest, FIGURES), **figures_of(pods), **status}
 
 
 def figures_of(pods: Iterable[Manifest]) -> Manifest:
-    """What the last of these runs that made a report said of it; nothing if none says anything."""
+    """The figures of the newest report that one of these runs made; empty if there is none."""
     ended = [
         container["state"]["terminated"]
         for pod in pods
@@ -153,7 +153,7 @@ def figures_of(pods: Iterable[Manifest]) -> Manifest:
 
 
 def report_status_of(manifest: Manifest, verdict: ConditionValue, now: datetime) -> Manifest:
-    """Of a report whose CronJob is not as it asks: what is known of its last run stays."""
+    """The status of a report whose CronJob differs from its spec; facts of its last run stay."""
     kept = _kept(manifest, ("lastRun", "lastSuccess", *FIGURES))
     return {**kept, **_status(manifest, {"Ready": verdict}, now)}
 
@@ -164,7 +164,7 @@ def _kept(manifest: Manifest, names: Sequence[str]) -> Manifest:
 
 
 def is_failing(status: Manifest) -> bool:
-    """Whether nobody gets this report: its last run failed, or it has none at all."""
+    """Whether the report is missing: its last run failed, or its spec was refused."""
     ready, succeeded = verdict_in(status, "Ready"), verdict_in(status, "Succeeded")
     refused = ready.status == FALSE and ready.reason != "Suspended"
     return refused or succeeded.status == FALSE
@@ -177,12 +177,14 @@ def _succeeded(cron_job: Manifest) -> ConditionValue:
         return ConditionValue(UNKNOWN, "Running", f"since {ran}")
     if not ran:
         return ConditionValue(UNKNOWN, "NotYet", "it has not run yet")
-    # Both are RFC 3339 in UTC and whole seconds, so their order is that of the texts.
+    # Both are texts of RFC 3339 in UTC and whole seconds, which sort by time.
     if succeeded and succeeded >= ran:
         return ConditionValue(TRUE, "Made", f"at {succeeded}")
     name = at(cron_job, "metadata", "labels", REPORT_LABEL)
-    where = f"kubectl logs -n {cron_job['metadata']['namespace']} -l {REPORT_LABEL}={name}"
-    return ConditionValue(FALSE, "Failed", f"the run of {ran} made no report; why: {where}")
+    log_command = f"kubectl logs -n {cron_job['metadata']['namespace']} -l {REPORT_LABEL}={name}"
+    return ConditionValue(
+        FALSE, "Failed", f"the run of {ran} made no report; its log: {log_command}"
+    )
 
 
 def _status(manifest: Manifest, verdicts: dict[str, ConditionValue], now: datetime) -> Manifest:

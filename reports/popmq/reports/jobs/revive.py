@@ -1,12 +1,12 @@
-"""Revive: what became of deliveries, out of check points, acks, retries, dead letters and resets.
+"""Revive: how deliveries ended, by check points, acks, retries, dead letters and resets.
 
-A delivery whose reply nobody took is undone, and counts as none.  Times are log time of one broker
-group each.  Groups with buffered check points leave few records, so only their retries and dead
-letters are told.
+A delivery whose reply did not reach the client is undone, and is not counted.  Times are log time
+(ms) of their broker group.  Groups with buffered check points write few records, so only their
+retries and dead letters are reported.
 
-A delivery is in flight until a record ends it: an end (`_ENDS`), a change that takes it over, or a
-later reset of the group's offset.  Deliveries of a topic or to a group that is deleted have no such
-record.  They count for nothing: the newest sample says which topics groups read (`plan_places`).
+A delivery is in flight until a record ends it: an end (`_ENDS`), a change that replaces it, or a
+later reset of the group's offset.  Deliveries of a deleted topic or to a deleted group have no such
+record.  They are not counted: the newest sample has the topics that groups read (`plan_places`).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Column = Any
 PAIR = ("group", "topic")
 DELIVERY = ("broker", "epoch", "sequence")
 _PLACE = ("group_id", "topic_id", "queue")
-_HOPS = 3  # of pointers to pointers: changes of up to 8 in a row lead to their delivery
+_HOPS = 3  # each doubles the pointers: up to 2^3 changes in a row lead to their delivery
 _END = ("kind", "messages", "log_ms", "attempt", "reason", "queue", "start_offset")
 _ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "KEPT", "UNDONE")
 COUNTS = {end: end.lower() for end in _ENDS} | {
@@ -36,7 +36,7 @@ _PERCENTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class ReviveRules:
-    """`now_log_ms` by broker group, and since when events count (0: all that is kept)."""
+    """The present and the first log time that counts (0: all that is kept), by broker group."""
 
     now_log_ms: dict[str, int]
     since_log_ms: dict[str, int]
@@ -44,7 +44,7 @@ class ReviveRules:
 
 
 def plan_places(offsets: DataFrame, timers: DataFrame) -> DataFrame:
-    """What groups read now, and what the brokers' own tables have in flight there."""
+    """The queues that groups read now, and the messages in flight there by the brokers' tables."""
     return newest(offsets, timers).select(
         "broker",
         *PAIR,
@@ -56,8 +56,8 @@ def plan_places(offsets: DataFrame, timers: DataFrame) -> DataFrame:
 
 
 def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
-    """One row for each check point and change, in messages: `open` are in flight, and `reset` were
-    until somebody set the group's offset. Not `alive`: of a topic or a group that is deleted."""
+    """One row for each check point and change. `open` counts its messages in flight, and `reset`
+    those that a reset of the group's offset ended. `alive`: topic and group still exist."""
     opened = revive.where(F.col("kind").isin("CHECK_POINT", "CHANGE")).select(
         *DELIVERY,
         *PAIR,
@@ -85,11 +85,11 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
     in_flight = places.groupBy("broker", *_PLACE).agg(F.sum("in_flight").alias("in_flight"))
     known = places.select("broker", "group_id", "topic_id", F.lit(True).alias("known")).distinct()
     was_reset = F.col("last_reset.position") > F.col("position")
-    gone = _or_0("ended").bitwiseOR(_or_0("moved"))
-    left = F.col("members").bitwiseAND(F.bitwise_not(gone))
+    ended_or_moved = _or_0("ended").bitwiseOR(_or_0("moved"))
+    remaining = F.col("members").bitwiseAND(F.bitwise_not(ended_or_moved))
     nothing_held = F.col("group_id").isNotNull() & (F.coalesce("in_flight", F.lit(0)) == 0)
-    over = F.coalesce(was_reset, F.lit(False)) | nothing_held
-    taken = _or_0("taken_back")
+    none_open = F.coalesce(was_reset, F.lit(False)) | nothing_held
+    taken_back = _or_0("taken_back")
     return (
         _delivered(opened)
         .join(ended, list(DELIVERY), "left")
@@ -99,12 +99,17 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
         .join(F.broadcast(in_flight), ["broker", *_PLACE], "left")
         .join(F.broadcast(known), ["broker", "group_id", "topic_id"], "left")
         .withColumn("alive", F.col("known").isNotNull() | F.col("group_id").isNull())
-        .withColumn("open", F.when(over, 0).otherwise(left.bitwiseAND(F.bitwise_not(taken))))
-        .withColumn("reset", F.bit_count(F.when(was_reset, left).otherwise(left.bitwiseAND(taken))))
+        .withColumn(
+            "open", F.when(none_open, 0).otherwise(remaining.bitwiseAND(F.bitwise_not(taken_back)))
+        )
+        .withColumn(
+            "reset",
+            F.bit_count(F.when(was_reset, remaining).otherwise(remaining.bitwiseAND(taken_back))),
+        )
         .withColumn("open", F.bit_count(F.col("open")))
         .withColumn(
             "reset_ms",
-            F.when(was_reset, F.col("last_reset.log_ms")).otherwise(F.col("taken_ms")),
+            F.when(was_reset, F.col("last_reset.log_ms")).otherwise(F.col("taken_back_ms")),
         )
         .select(
             *DELIVERY,
@@ -124,7 +129,7 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> DataFrame:
-    """Each end of deliveries with the delivery that it ends; one row for each record."""
+    """One row for each record that ends deliveries, with the delivery that it ends."""
     ends = revive.where(F.col("kind").isin(*_ENDS)).select(
         *DELIVERY,
         *_END,
@@ -132,8 +137,8 @@ def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> Da
         F.when(F.col("kind") == "DEAD", F.col("old_epoch")).alias("parking_id"),
     )
     known = deliveries.select(*DELIVERY, *PAIR, "client", "revive_at_ms", "popped_ms", "alive")
-    # Of a delivery whose check point is not kept any more, or of a parked message. A parking topic
-    # goes with its group, so that a later one of the same name has another.
+    # For ends whose check point was deleted, and ends of parked messages. A parking topic goes with
+    # its group, so that a later group of the same name has another.
     pairs = places.select("broker", *PAIR, F.lit(True).alias("read")).distinct()
     parkings = places.select(
         "broker", F.col("topic_id").alias("parking_id"), F.lit(True).alias("parks")
@@ -185,18 +190,20 @@ def plan_groups(
     resets = resets.groupBy(*PAIR).agg(F.sum("reset").alias("reset"))
     in_flight = places.groupBy(*PAIR).agg(F.sum("in_flight").alias("in_flight"))
     ends = _since(plan_ends(revive, deliveries, places), rules)
-    late = F.when(F.col("kind").isin("RETRY", "RETURNED"), F.col("log_ms") - F.col("revive_at_ms"))
-    taken = F.when(F.col("kind") == "ACK", F.col("log_ms") - F.col("popped_ms"))
+    late_ms = F.when(
+        F.col("kind").isin("RETRY", "RETURNED"), F.col("log_ms") - F.col("revive_at_ms")
+    )
+    ack_ms = F.when(F.col("kind") == "ACK", F.col("log_ms") - F.col("popped_ms"))
     weights = F.col("messages").cast("bigint")
     by_end = ends.groupBy(*PAIR).agg(
         *(
             F.sum(F.when(F.col("kind") == kind, F.col("messages")).otherwise(0)).alias(name)
             for kind, name in COUNTS.items()
         ),
-        _percentiles(taken, weights, "ack_ms"),
-        F.max(taken).alias("ack_max_ms"),
-        _percentiles(late, weights, "revive_late_ms"),
-        F.max(late).alias("revive_late_max_ms"),
+        _percentiles(ack_ms, weights, "ack_ms"),
+        F.max(ack_ms).alias("ack_max_ms"),
+        _percentiles(late_ms, weights, "revive_late_ms"),
+        F.max(late_ms).alias("revive_late_max_ms"),
     )
     seconds = _span_s(_since(revive, rules))
     return (
@@ -222,9 +229,9 @@ def plan_groups(
             "changed",
             "retry_rate",
             "retry_ratio",
-            *_apart("ack_ms"),
+            *_percentile_columns("ack_ms"),
             "ack_max_ms",
-            *_apart("revive_late_ms"),
+            *_percentile_columns("revive_late_ms"),
             "revive_late_max_ms",
             "level",
         )
@@ -233,7 +240,7 @@ def plan_groups(
 
 
 def plan_attempts(revive: DataFrame, rules: ReviveRules) -> DataFrame:
-    """Of messages that came back: how many were delivered how often at most, by group."""
+    """How many retried or dead-lettered messages each group has, by their highest attempt."""
     message = ("broker", "group", "topic", "queue", "start_offset")
     return (
         _since(revive, rules)
@@ -247,7 +254,7 @@ def plan_attempts(revive: DataFrame, rules: ReviveRules) -> DataFrame:
 
 
 def plan_dead_letters(revive: DataFrame, rules: ReviveRules, limit: int = 20) -> DataFrame:
-    """The last dead letters."""
+    """The newest `limit` dead letters."""
     return (
         _since(revive, rules)
         .where(F.col("kind") == "DEAD")
@@ -269,7 +276,7 @@ def plan_dead_letters(revive: DataFrame, rules: ReviveRules, limit: int = 20) ->
 def plan_consumers(
     revive: DataFrame, deliveries: DataFrame, places: DataFrame, rules: ReviveRules
 ) -> DataFrame:
-    """What each client got and did; first those that hold messages for long and ack none."""
+    """Deliveries and acks of each client; first those that hold messages and ack none."""
     now = _by_broker(rules.now_log_ms)
     recent = F.col("log_ms") >= _by_broker(rules.since_log_ms)
     popped = F.col("kind") == "CHECK_POINT"
@@ -326,7 +333,7 @@ def plan_consumers(
 
 
 def _moved(opened: DataFrame) -> DataFrame:
-    """The members of each delivery that changes took over."""
+    """A mask for each delivery: its members that changes replaced."""
     changes = opened.where(F.col("kind") == "CHANGE").select(
         F.col("broker"),
         F.col("old_epoch").alias("epoch"),
@@ -343,8 +350,8 @@ def _moved(opened: DataFrame) -> DataFrame:
 
 
 def _taken_back(revive: DataFrame, resets: DataFrame, opened: DataFrame) -> DataFrame:
-    """Deliveries out of parking topics that a reset ended: the group reads those messages again
-    where they came from. Without one row the joins are empty and cost next to nothing."""
+    """A mask of deliveries from parking topics that a reset ended: the group reads those messages
+    again in their first topic. Without parked messages the joins are empty and cheap."""
     parked = revive.where(F.col("kind") == "PARKED").select(
         "broker",
         "group",
@@ -376,7 +383,7 @@ def _taken_back(revive: DataFrame, resets: DataFrame, opened: DataFrame) -> Data
         .groupBy(*DELIVERY)
         .agg(
             F.bit_or(F.expr("shiftleft(1L, int(parked_at - start_offset))")).alias("taken_back"),
-            F.max("back.log_ms").alias("taken_ms"),
+            F.max("back.log_ms").alias("taken_back_ms"),
         )
     )
 
@@ -386,7 +393,7 @@ def _or_0(name: str) -> Column:
 
 
 def _delivered(opened: DataFrame) -> DataFrame:
-    """With the time of the delivery: a change delivers nothing, it goes on from another one."""
+    """Adds `popped_ms`: a change has the time of the delivery that it continues."""
     changes = opened.where(F.col("kind") == "CHANGE")
     chain = changes.select(*DELIVERY, "old_epoch", "old_sequence")
     for _ in range(_HOPS):
@@ -440,7 +447,7 @@ def _percentiles(value: Column, weights: Column, name: str) -> Column:
     return F.percentile(value, F.array(*map(F.lit, _PERCENTILES)), weights).alias(name)
 
 
-def _apart(name: str) -> list[Column]:
+def _percentile_columns(name: str) -> list[Column]:
     return [
         F.col(name)[at].alias(name.replace("_ms", f"_p{round(100 * share)}_ms"))
         for at, share in enumerate(_PERCENTILES)

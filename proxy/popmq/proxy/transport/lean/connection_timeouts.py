@@ -105,8 +105,8 @@ class ConnectionTimeouts:
 
     def _check_reader(self, now_ms: int) -> None:
         outbox, limit_ms = self._connection.outbox, self._connection.limits.stall_ms
-        if outbox.unsent_bytes == 0 or outbox.moved != self._moved:
-            self._moved, self._moved_ms = outbox.moved, now_ms
+        if outbox.unsent_bytes == 0 or outbox.sent_frames != self._moved:
+            self._moved, self._moved_ms = outbox.sent_frames, now_ms
         elif now_ms - self._moved_ms > limit_ms:
             raise _passed(f"a client has not read for {limit_ms} ms (lean.stall_ms)", "stalled")
 

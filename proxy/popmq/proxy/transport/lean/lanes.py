@@ -289,12 +289,12 @@ class OpenCalls:
             callback()
 
     def answer(self, answers: Sequence[bytes]) -> None:
-        open_calls, whole = self._lanes.open, self._owner.outbox.whole
+        open_calls, answer = self._lanes.open, self._owner.outbox.unary_without_stream
         done = []
         for stream_id, message in zip(self.ids, answers, strict=True):
             if not message:
                 continue
-            if open_calls.get(stream_id) is self and whole(stream_id, message):
+            if open_calls.get(stream_id) is self and answer(stream_id, message):
                 del open_calls[stream_id]
                 done.append(stream_id)
                 continue

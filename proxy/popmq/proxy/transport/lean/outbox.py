@@ -1,8 +1,8 @@
-"""What leaves a connection: its order, the peer's windows, and what has to wait for them.
+"""Outbox: orders the frames that a connection sends, within the peer's flow-control windows.
 
-Frames that are not flow-controlled leave at once.  A message that does not fit the windows, or
-that the peer's socket does not take, waits in its stream; streams with something to send take
-turns, one frame each.  All that waits is bounded (`lean.max_unsent_bytes`).
+Frames that are not flow-controlled are sent at once.  A message that does not fit the windows, or
+that arrives while the socket is full, waits in its stream; streams with waiting messages take
+turns, one frame each.  The bytes of waiting messages are bounded (`lean.max_unsent_bytes`).
 """
 
 from collections import deque
@@ -15,30 +15,30 @@ from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, Stream
 from popmq.proxy.transport.lean.messages import compressed, names_gzip
 from popmq.proxy.transport.lean.stream import Stream
 
-MAX_TICK_BYTES = 512 << 10  # of messages, handed to the socket at once
-MAX_MESSAGE_BYTES = 1 << 32  # a prefix has four bytes for the length
-CHUNK_OVERHEAD = 64  # what a waiting message costs beside its bytes
+MAX_TICK_BYTES = 512 << 10  # of messages in one write to the socket
+MAX_MESSAGE_BYTES = 1 << 32  # the prefix of a message has four bytes for its length
+CHUNK_OVERHEAD = 64  # bytes that count for a waiting message beside its own
 
 _OK = GrpcStatus.OK
 
 
 class Outbox:
-    """`wake` is called when there is something to take; `closed` when a stream has had its end."""
+    """`wake` is called when `take` has output; `closed` when it has the end of a stream."""
 
     __slots__ = (
         "_closed",
         "_compress_bytes",
         "_counters",
-        "_held",
         "_max_unsent_bytes",
         "_parts",
+        "_parts_bytes",
         "_ready",
         "_table",
         "_table_bytes",
         "_wake",
         "initial_window",
         "max_frame_bytes",
-        "moved",
+        "sent_frames",
         "unsent_bytes",
         "window",
         "writable",
@@ -57,23 +57,23 @@ class Outbox:
         self.max_frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.writable = True
         self.unsent_bytes = 0  # of messages that wait, with CHUNK_OVERHEAD for each
-        self.moved = 0  # frames of DATA that left; stands still when the peer does not read
+        self.sent_frames = 0  # sent frames of DATA; does not grow while the peer does not read
         self._max_unsent_bytes = max_unsent_bytes
         self._compress_bytes = compress_bytes or MAX_MESSAGE_BYTES
         self._counters = counters
         self._wake = wake
         self._closed = closed
-        self._parts: list[bytes | memoryview] = []
-        self._held = 0
+        self._parts: list[bytes | memoryview] = []  # the output of `take`
+        self._parts_bytes = 0  # of messages in `_parts`
         self._ready: dict[int, Stream] = {}  # have something to send, and a window for it
-        self._table = b""
+        self._table = b""  # of the next header block: an update of the table size, or empty
         self._table_bytes = frames.DEFAULT_TABLE_BYTES
 
     def take(self) -> bytes:
-        """Everything that may leave now, as one piece."""
+        """All bytes that may be sent now."""
         data = b"".join(self._parts)
         self._parts.clear()
-        self._held = 0
+        self._parts_bytes = 0
         if self._ready and self.writable:
             self.pump()
         return data
@@ -83,7 +83,7 @@ class Outbox:
         return bool(self._parts)
 
     def control(self, data: bytes) -> None:
-        """A frame that no window holds up."""
+        """Queue a frame that the windows allow."""
         if not self._parts:
             self._wake()
         self._parts.append(data)
@@ -91,7 +91,7 @@ class Outbox:
     # -- answers
 
     def unary(self, stream: Stream, message: bytes) -> None:
-        """The whole of a unary call's answer."""
+        """Send the whole answer of a unary call."""
         content = len(message) + replies.PREFIX_BYTES
         stream_id = stream.stream_id
         if self._fits(stream, content) and not self._table and content < self._compress_bytes:
@@ -102,16 +102,16 @@ class Outbox:
             parts.append(message)
             parts.append(replies.unary_end(stream_id))
             self.window -= content
-            self._held += content
-            self.moved += 1
+            self._parts_bytes += content
+            self.sent_frames += 1
             self._end(stream)
         else:
             self.message(stream, message)
             if not stream.over:  # cut off
                 self.end(stream, _OK, "")
 
-    def whole(self, stream_id: int, message: bytes) -> bool:
-        """As `unary`, for a call without a stream; False: something has to wait, in a stream."""
+    def unary_without_stream(self, stream_id: int, message: bytes) -> bool:
+        """As `unary`, for a call without a stream. False: the answer has to wait in a stream."""
         size = len(message)
         content = size + replies.PREFIX_BYTES
         if (
@@ -119,7 +119,7 @@ class Outbox:
             or content > self.window
             or content > self.max_frame_bytes
             or content >= self._compress_bytes
-            or self._held >= MAX_TICK_BYTES
+            or self._parts_bytes >= MAX_TICK_BYTES
             or not self.writable
             or self._ready
             or self._table
@@ -132,12 +132,12 @@ class Outbox:
         parts.append(message)
         parts.append(replies.unary_end(stream_id))
         self.window -= content
-        self._held += content
-        self.moved += 1
+        self._parts_bytes += content
+        self.sent_frames += 1
         return True
 
     def message(self, stream: Stream, message: bytes) -> None:
-        """One message of a stream's answer, behind those before it."""
+        """Send one message of a stream's answer, after the earlier ones."""
         self._start(stream)
         coded = 0
         if stream.may_compress and len(message) >= self._compress_bytes:
@@ -147,15 +147,15 @@ class Outbox:
         self.send(stream, replies.MESSAGE_PREFIX.pack(coded, len(message)), message)
 
     def send(self, stream: Stream, *chunks: bytes) -> None:
-        """Content of DATA, as soon as the windows let it."""
+        """Send `chunks` as DATA, as soon as the windows allow it."""
         size = sum(map(len, chunks))
         if stream.queue is None and self._fits(stream, size):
             self.control(frames.frame_header(size, frames.DATA, 0, stream.stream_id))
             self._parts.extend(chunks)
             self.window -= size
             stream.window -= size
-            self._held += size
-            self.moved += 1
+            self._parts_bytes += size
+            self.sent_frames += 1
             return
         if self.unsent_bytes > self._max_unsent_bytes:
             self._cut_off(stream)
@@ -170,7 +170,7 @@ class Outbox:
         self.pump()
 
     def end(self, stream: Stream, status: GrpcStatus, detail: str) -> None:
-        """Trailers behind everything that waits; nothing but them if nothing was sent before."""
+        """Send the trailers after everything that waits; alone if nothing was sent before."""
         table, self._table = self._table, b""
         if not stream.head_sent:
             self.control(replies.trailers_only(stream.stream_id, status, detail, table))
@@ -184,7 +184,7 @@ class Outbox:
             stream.trailers = trailers
 
     def plain_http(self, stream: Stream, status: int, text: bytes) -> None:
-        """An answer to somebody who does not speak gRPC."""
+        """Answer a request that is plain HTTP."""
         table, self._table = self._table, b""
         self.control(replies.plain_http_head(stream.stream_id, status, len(text), table))
         stream.head_sent = True
@@ -201,14 +201,14 @@ class Outbox:
     # -- the peer's windows and settings
 
     def apply_settings(self, pairs: list[tuple[int, int]], streams: dict[int, Stream]) -> None:
-        """The peer's SETTINGS; what they let go follows their acknowledgement."""
+        """Apply and acknowledge the peer's SETTINGS; then send what the new windows allow."""
         for name, value in pairs:
             if name == frames.INITIAL_WINDOW_SIZE:
                 self._resize_windows(value, streams)
             elif name == frames.MAX_FRAME_SIZE:
                 self.max_frame_bytes = value
             elif name == frames.HEADER_TABLE_SIZE and value < self._table_bytes:
-                # The client's decoder keeps `value` bytes; ours is a table of 0 from then on.
+                # The client's decoder keeps `value` bytes; this encoder needs and announces 0.
                 self._table_bytes = 0
                 self._table = replies.TABLE_OF_ZERO
         self.control(frames.SETTINGS_ACK)
@@ -221,7 +221,7 @@ class Outbox:
             stream.window += delta
             if stream.window > frames.MAX_WINDOW:
                 raise ConnectionFault(
-                    ErrorCode.FLOW_CONTROL_ERROR, "a window is larger than 2^31-1"
+                    ErrorCode.FLOW_CONTROL_ERROR, "the window of a stream is larger than 2^31-1"
                 )
             if stream.queue is not None and stream.window > 0:
                 self._ready[stream.stream_id] = stream
@@ -239,18 +239,20 @@ class Outbox:
         stream.window += increment
         if stream.window > frames.MAX_WINDOW:
             raise StreamFault(
-                stream.stream_id, ErrorCode.FLOW_CONTROL_ERROR, "a window larger than 2^31-1"
+                stream.stream_id,
+                ErrorCode.FLOW_CONTROL_ERROR,
+                "the window of a stream is larger than 2^31-1",
             )
         if stream.queue is not None:
             self._ready[stream.stream_id] = stream
             self.pump()
 
     def pump(self) -> None:
-        """Send what waits, one frame of each stream in turn, as far as everybody lets us."""
+        """Send what waits, a frame of each stream in turn, until a window or the socket is full."""
         ready = self._ready
         while ready:
             for stream in tuple(ready.values()):
-                if not self.writable or self.window <= 0 or self._held >= MAX_TICK_BYTES:
+                if not self.writable or self.window <= 0 or self._parts_bytes >= MAX_TICK_BYTES:
                     return
                 if stream.window <= 0:
                     del ready[stream.stream_id]
@@ -258,7 +260,7 @@ class Outbox:
                     self._one_frame(stream)
 
     def forget(self, stream: Stream) -> None:
-        """Drop what waits in a stream that is over."""
+        """Drop the waiting messages of a stream that has ended."""
         self._ready.pop(stream.stream_id, None)
         self.unsent_bytes -= stream.queued_bytes + CHUNK_OVERHEAD * stream.queued_chunks
         stream.queue = None
@@ -279,7 +281,7 @@ class Outbox:
             and size <= self.max_frame_bytes
             and self.writable
             and not self._ready
-            and self._held < MAX_TICK_BYTES
+            and self._parts_bytes < MAX_TICK_BYTES
         )
 
     def _one_frame(self, stream: Stream) -> None:
@@ -292,7 +294,7 @@ class Outbox:
             if len(chunk) <= left:
                 stream.queue.popleft()
             else:
-                # A view: the tail of a large message is not copied with every frame of it.
+                # The view avoids a copy of the rest of a large message for each frame.
                 view = memoryview(chunk)
                 stream.queue[0], chunk = view[left:], view[:left]
             self._parts.append(chunk)
@@ -301,8 +303,8 @@ class Outbox:
         self.unsent_bytes -= size
         self.window -= size
         stream.window -= size
-        self._held += size
-        self.moved += 1
+        self._parts_bytes += size
+        self.sent_frames += 1
         if stream.queued_bytes == 0:
             self.forget(stream)
             if stream.trailers is not None:
@@ -310,9 +312,9 @@ class Outbox:
                 self._end(stream)
 
     def _cut_off(self, stream: Stream) -> None:
-        """A client that does not read its messages gets no more of them."""
+        """End a stream whose client does not read its messages."""
         self._counters.cut_off["unsent"] += 1
-        whole = stream.queue is None
+        no_partial_message = stream.queue is None
         self.forget(stream)
         stream.on_client_cancelled()
         stream.finished = True
@@ -320,7 +322,7 @@ class Outbox:
             f"more than {self._max_unsent_bytes} bytes wait for a client that does not read them "
             "(lean.max_unsent_bytes)"
         )
-        if whole:
+        if no_partial_message:
             self.end(stream, GrpcStatus.RESOURCE_EXHAUSTED, detail)
         else:
             self.control(frames.reset(stream.stream_id, ErrorCode.ENHANCE_YOUR_CALM))
@@ -328,7 +330,7 @@ class Outbox:
             self._end(stream)
 
     def _end(self, stream: Stream) -> None:
-        """Both sides are done, or the client is told that we are not interested in the rest."""
+        """Close the stream; a reset stops a client that has not ended its side."""
         if not stream.remote_closed:
             self.control(frames.reset(stream.stream_id, ErrorCode.NO_ERROR))
         self._closed(stream)
