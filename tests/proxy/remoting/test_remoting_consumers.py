@@ -191,6 +191,31 @@ async def test_an_offset_is_kept_and_a_group_without_one_begins_at_the_first_mes
         assert (await client.ask(15, {**place, "commitOffset": 7})).code == 1
 
 
+async def test_a_consumer_goes_on_where_a_reset_puts_its_group_and_cannot_undo_it(
+    tmp_path: Path,
+) -> None:
+    async with orders(tmp_path) as at:
+        client = await joined(at.proxy, "me@1")
+        for body in (b"one", b"two"):
+            await send(at, body)
+        place: dict[str, object] = {"consumerGroup": "readers", "topic": "orders", "queueId": 0}
+        assert (await client.ask(15, {**place, "commitOffset": 2})).code == 0
+        held = client.send(11, pull_fields(offset=2, wait_ms=20_000))
+        assert (await client.ask(14, place)).fields == {"offset": "2"}
+        assert client.answered() == 0
+        request = admin_pb2.ResetOffsetRequest(topic="orders", group="readers", oldest=True)
+        await at.ask("ResetOffset", request, admin_pb2.ResetOffsetReply)
+        answer = await client.answer(held)
+        assert (answer.code, answer.fields["nextBeginOffset"]) == (21, "0")
+        assert (await client.ask(15, {**place, "commitOffset": 2})).code == 0
+        assert (await client.ask(14, place)).fields == {"offset": "0"}
+        answer = await client.ask(11, pull_fields())
+        assert [row[0] for row in bodies(answer.body)] == [b"one", b"two"]
+        for written, kept in ((2, "2"), (1, "2")):
+            assert (await client.ask(15, {**place, "commitOffset": written})).code == 0
+            assert (await client.ask(14, place)).fields == {"offset": kept}
+
+
 async def test_the_offsets_of_a_queue_are_its_first_its_end_and_that_of_a_time(
     tmp_path: Path,
 ) -> None:

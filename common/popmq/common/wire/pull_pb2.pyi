@@ -35,6 +35,7 @@ class PullRequest(_message.Message):
     REPLY_BYTES_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    FOLLOWS_RESET_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
@@ -47,6 +48,8 @@ class PullRequest(_message.Message):
     reply_bytes: _builtins.int
     topic_id: _builtins.int
     group_id: _builtins.int
+    follows_reset: _builtins.bool
+    """Answered as an offset that is none, until a pull begins where a reset has put the group."""
     def __init__(
         self,
         *,
@@ -61,10 +64,11 @@ class PullRequest(_message.Message):
         reply_bytes: _builtins.int = ...,
         topic_id: _builtins.int = ...,
         group_id: _builtins.int = ...,
+        follows_reset: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "filter_type", b"filter_type", "group", b"group", "group_id", b"group_id", "limit", b"limit", "offset", b"offset", "poll_ms", b"poll_ms", "queue_id", b"queue_id", "reply_bytes", b"reply_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "filter_type", b"filter_type", "follows_reset", b"follows_reset", "group", b"group", "group_id", b"group_id", "limit", b"limit", "offset", b"offset", "poll_ms", b"poll_ms", "queue_id", b"queue_id", "reply_bytes", b"reply_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -428,12 +432,15 @@ class UpdateOffsetRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    ONLY_FORWARD_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
     offset: _builtins.int
     topic_id: _builtins.int
     group_id: _builtins.int
+    only_forward: _builtins.bool
+    """One that is lower, or from before a reset, changes nothing."""
     def __init__(
         self,
         *,
@@ -443,10 +450,11 @@ class UpdateOffsetRequest(_message.Message):
         offset: _builtins.int = ...,
         topic_id: _builtins.int = ...,
         group_id: _builtins.int = ...,
+        only_forward: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "offset", b"offset", "queue_id", b"queue_id", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "offset", b"offset", "only_forward", b"only_forward", "queue_id", b"queue_id", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
