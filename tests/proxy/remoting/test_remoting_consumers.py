@@ -343,6 +343,33 @@ async def test_a_message_that_is_sent_back_comes_again_and_at_last_becomes_a_dea
         assert third[1]["RETRY_TOPIC"] == "orders"
 
 
+async def test_a_message_that_is_sent_back_twice_comes_again_once(tmp_path: Path) -> None:
+    async with orders(tmp_path) as at:
+        for body in (b"bad", b"worse"):
+            await send(at, body)
+        client, other = await joined(at.proxy, "me@1"), await joined(at.proxy, "other@1")
+        first, second = bodies((await client.ask(11, pull_fields())).body)
+        back: dict[str, object] = {"group": "readers", "delayLevel": 1, "offset": first[3]}
+        for asker in (client, client, other):
+            assert (await asker.ask(36, back)).code == 0
+        assert (await client.ask(36, {**back, "offset": second[3]})).code == 0
+        again = pull_fields(wait_ms=20_000, topic="%RETRY%readers")
+        got = [row[0] for row in bodies((await client.ask(11, again)).body)]
+        if len(got) == 1:
+            more = pull_fields(offset=1, wait_ms=20_000, topic="%RETRY%readers")
+            got += [row[0] for row in bodies((await client.ask(11, more)).body)]
+        assert got == [b"bad", b"worse"]
+        dead: dict[str, object] = {**back, "maxReconsumeTimes": 0}
+        for _ in range(2):
+            assert (await client.ask(36, {**dead, "group": "others"})).code == 0
+        request = admin_pb2.ListDeadLettersRequest(group="others", limit=10)
+        reply = await at.ask("ListDeadLetters", request, admin_pb2.ListDeadLettersReply)
+        assert len(reply.letters) == 1
+        assert (await client.ask(36, back)).code == 0, "it has come again and may fail again"
+        third = pull_fields(offset=2, wait_ms=20_000, topic="%RETRY%readers")
+        assert [row[0] for row in bodies((await client.ask(11, third)).body)] == [b"bad"]
+
+
 async def test_a_message_that_a_client_sends_to_its_retry_topic_itself_comes_again(
     tmp_path: Path,
 ) -> None:

@@ -293,6 +293,7 @@ def send_back(broker: Broker, request: Request) -> bytes:
         properties=wanted.properties,
         tag_hash=wanted.tag_hash,
         attempt=wanted.attempt,
+        position=wanted.position,
     )
     ordered = wanted.dead_if_ordered and broker.remoting.leases.is_ordered(
         group.name, broker.waits.boot_ms()

@@ -212,6 +212,7 @@ class SendBackRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     DEAD_IF_ORDERED_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
@@ -224,6 +225,8 @@ class SendBackRequest(_message.Message):
     """that failed, from 1"""
     delay_ms: _builtins.int
     dead: _builtins.bool
+    position: _builtins.int
+    """of the record that is sent back; 0 when its client sends a copy itself"""
     dead_if_ordered: _builtins.bool
     """a consumer that processes queues in order does not retry elsewhere"""
     def __init__(
@@ -239,11 +242,12 @@ class SendBackRequest(_message.Message):
         attempt: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
         dead: _builtins.bool = ...,
+        position: _builtins.int = ...,
         dead_if_ordered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dead", b"dead", "dead_if_ordered", b"dead_if_ordered", "delay_ms", b"delay_ms", "group", b"group", "head", b"head", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "tag_hash", b"tag_hash", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dead", b"dead", "dead_if_ordered", b"dead_if_ordered", "delay_ms", b"delay_ms", "group", b"group", "head", b"head", "position", b"position", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "tag_hash", b"tag_hash", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
