@@ -16,6 +16,7 @@ from popmq.common.topics import GroupType, MessageType, StartAt
 from popmq.common.wire import admin_pb2
 from popmq.common.wire import pull_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
+from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.core_broker import Answer, CoreBroker
 
 BLUE: dict[str, Any] = {"filter_type": FilterType.TAG, "expression": "blue"}
@@ -57,8 +58,16 @@ def bodies(reply: pb.PullReply) -> list[str]:
     return [message.head.decode() for message in reply.messages]
 
 
-def update(core: CoreBroker, offset: int, queue_id: int = 0, group: str = "g") -> None:
+def update(
+    core: CoreBroker,
+    offset: int,
+    queue_id: int = 0,
+    group: str = "g",
+    *,
+    only_forward: bool = False,
+) -> None:
     asked = pb.UpdateOffsetRequest(topic="orders", group=group, queue_id=queue_id, offset=offset)
+    asked.only_forward = only_forward
     core.reply(Kind.UPDATE_OFFSET, asked.SerializeToString())
 
 
@@ -306,3 +315,65 @@ def test_what_an_offset_passes_is_acked_but_for_what_was_sent_back_before(core: 
     update(core, 0)
     update(core, 1)
     assert core.broker.ends.of(("g", "orders")) == (0, 4, 2, 1)
+
+
+def reset(core: CoreBroker, offset: int) -> None:
+    to = admin_pb2.ResetOffsetRequest(topic="orders", group="g", queue_id=0, offset=offset)
+    core.reply(Kind.RESET_OFFSET, to.SerializeToString())
+
+
+def test_a_consumer_that_holds_a_queue_follows_a_reset_and_cannot_overwrite_it(
+    core: CoreBroker,
+) -> None:
+    send(core, "a", "b", "c", "d")
+    update(core, 4, only_forward=True)
+    waiting = wait(core, 4, follows_reset=True)
+    reset(core, 1)
+    core.run_steps()
+    assert (told(waiting).next_offset, bodies(told(waiting))) == (1, [])
+    assert "was reset to 1" in told(waiting).illegal_offset
+    update(core, 4, only_forward=True)
+    assert get(core) == 1, "what the consumer knew from before the reset"
+    assert pull(core, 4, follows_reset=True).next_offset == 1, "until it reads there"
+    assert bodies(pull(core, 1, follows_reset=True)) == ["b", "c", "d"]
+    update(core, 3, only_forward=True)
+    assert get(core) == 3
+    assert bodies(pull(core, 2, follows_reset=True)) == ["c", "d"]
+
+
+def test_a_consumer_that_holds_a_queue_follows_a_reset_after_a_power_cut() -> None:
+    disk = LyingDisk()
+    core = CoreBroker(disk=disk)
+    core.topic("orders", queues=1)
+    core.group("g")
+    send(core, "a", "b", "c")
+    update(core, 3, only_forward=True)
+    reset(core, 1)
+    disk.restore_power()
+    core.start()
+    update(core, 3, only_forward=True)
+    assert get(core) == 1
+    assert pull(core, 3, follows_reset=True).next_offset == 1
+    pull(core, 1, follows_reset=True)
+    update(core, 3, only_forward=True)
+    disk.restore_power()
+    core.start()
+    assert pull(core, 3, follows_reset=True).illegal_offset == ""
+
+
+def test_a_reader_at_places_of_its_own_notices_no_reset(core: CoreBroker) -> None:
+    send(core, "a", "b", "c")
+    reset(core, 1)
+    assert bodies(pull(core, 2)) == ["c"]
+    update(core, 3)
+    assert get(core) == 3
+
+
+def test_an_offset_only_goes_back_for_who_may_set_it_back(core: CoreBroker) -> None:
+    send(core, "a", "b", "c")
+    update(core, 2, only_forward=True)
+    end = core.broker.store.end
+    update(core, 1, only_forward=True)
+    assert (get(core), core.broker.store.end) == (2, end)
+    update(core, 1)
+    assert get(core) == 1

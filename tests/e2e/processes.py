@@ -303,8 +303,8 @@ def wait_for_owner(endpoint: str) -> None:
 
 
 class Cluster:
-    """Controller, one broker (or one of each of several groups) and some proxies, each in a process
-    of its own.
+    """Controller, one broker (or `replicas` of each of several groups) and some proxies, each in a
+    process of its own.
 
     The broker keeps its first port, so that after `broker.kill9(); broker.restart()` it is
     found where it was.
@@ -316,6 +316,7 @@ class Cluster:
         *,
         proxies: int = 1,
         groups: int = 1,
+        replicas: int = 1,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         common = {"POPMQ_HTTP_LISTEN": f"{LOCAL}:0", **(settings or {})}
@@ -336,14 +337,16 @@ class Cluster:
                 settings={
                     **common,
                     **addresses,
-                    "POPMQ_BROKER_NAME": f"broker-{chr(ord('a') + number)}",
+                    "POPMQ_BROKER_NAME": f"broker-{chr(ord('a') + number // replicas)}",
+                    "POPMQ_BROKER_NODE": f"node-{number}",
+                    "POPMQ_REPLICATION_REPLICAS": str(replicas),
                     "POPMQ_BROKER_DATA": str(folder / f"broker{number or ''}-data"),
                     "POPMQ_BROKER_LISTEN": f"{LOCAL}:{free_port()}",
                     "POPMQ_TOPIC_AUTO_CREATE": "false",
                     "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
                 },
             )
-            for number in range(groups)
+            for number in range(groups * replicas)
         ]
         self.broker = self.brokers[0]
         self.proxies = [

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from e2e.many import Many
 from e2e.processes import Cluster, OwnProcess
 from programs import run_program
 
 RUN_S = 120
 
 Event = dict[str, str]
+Server = Cluster | Many
 
 
 def run_scenario(command: Sequence[str]) -> list[Event]:
@@ -23,7 +25,7 @@ def run_scenario(command: Sequence[str]) -> list[Event]:
     return events
 
 
-def received(cluster: Cluster, topic: str, count: int) -> list[dict[str, object]]:
+def received(cluster: Server, topic: str, count: int) -> list[dict[str, object]]:
     """Messages as `popmq recv`, a gRPC client, gets them."""
     options = ("--group", "checkers", "--count", str(count), "--ack", "--json", "--wait", "25s")
     lines = cluster.popmq("recv", topic, *options).splitlines()
@@ -98,7 +100,7 @@ class ConsumerProgram(OwnProcess):
                 self._changed.notify_all()
 
 
-def send(cluster: Cluster, topic: str, count: int) -> None:
+def send(cluster: Server, topic: str, count: int) -> None:
     cluster.popmq("send", topic, "text", "--count", str(count))
 
 
@@ -111,7 +113,7 @@ def texts(events: list[Event]) -> list[str]:
 
 
 def check_that_two_share_the_queues(
-    cluster: Cluster,
+    cluster: Server,
     topic: str,
     program: ConsumerProgram,
     two: ConsumerProgram,

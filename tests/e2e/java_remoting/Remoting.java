@@ -8,8 +8,11 @@ import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -62,6 +65,7 @@ public final class Remoting {
       case "broadcast" -> push(arguments, true);
       case "orderly" -> push(arguments, false);
       case "pop" -> push(arguments, false);
+      case "pull" -> pull(arguments[2], arguments[3]);
       case "lite" -> lite(arguments[2], arguments[3]);
       default -> throw new IllegalArgumentException(arguments[1]);
     }
@@ -319,6 +323,41 @@ public final class Remoting {
         method.invoke(consumer, Enum.valueOf(model, "BROADCASTING"));
       }
     }
+  }
+
+  /**
+   * The deprecated consumer, whose application names offsets: every queue from its beginning, what
+   * starts with "bad" goes back to the group, and the offsets are written.
+   */
+  @SuppressWarnings("deprecation")
+  private static void pull(String group, String topic) throws Exception {
+    DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group);
+    consumer.setNamesrvAddr(address);
+    consumer.setMqClientApiTimeout(20_000);
+    consumer.start();
+    for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+      long offset = consumer.minOffset(queue);
+      PullResult result = consumer.pull(queue, "*", offset, 3);
+      while (result.getPullStatus() == PullStatus.FOUND) {
+        for (MessageExt message : result.getMsgFoundList()) {
+          got(message);
+          if (body(message).startsWith("bad")) {
+            consumer.sendMessageBack(message, 1, queue.getBrokerName()); // 1 s
+          }
+        }
+        offset = result.getNextBeginOffset();
+        result = consumer.pull(queue, "*", offset, 3);
+      }
+      emit("event", "ended", "status", result.getPullStatus().name());
+      consumer.updateConsumeOffset(queue, offset);
+      consumer.getOffsetStore().persist(queue); // else after five seconds
+      emit(
+          "event", "committed",
+          "queue", String.valueOf(queue.getQueueId()),
+          "broker", queue.getBrokerName(),
+          "offset", String.valueOf(consumer.fetchConsumeOffset(queue, true)));
+    }
+    consumer.shutdown();
   }
 
   /** Every queue of the topic from its beginning, without balancing. */

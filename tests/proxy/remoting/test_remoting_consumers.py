@@ -191,6 +191,31 @@ async def test_an_offset_is_kept_and_a_group_without_one_begins_at_the_first_mes
         assert (await client.ask(15, {**place, "commitOffset": 7})).code == 1
 
 
+async def test_a_consumer_goes_on_where_a_reset_puts_its_group_and_cannot_undo_it(
+    tmp_path: Path,
+) -> None:
+    async with orders(tmp_path) as at:
+        client = await joined(at.proxy, "me@1")
+        for body in (b"one", b"two"):
+            await send(at, body)
+        place: dict[str, object] = {"consumerGroup": "readers", "topic": "orders", "queueId": 0}
+        assert (await client.ask(15, {**place, "commitOffset": 2})).code == 0
+        held = client.send(11, pull_fields(offset=2, wait_ms=20_000))
+        assert (await client.ask(14, place)).fields == {"offset": "2"}
+        assert client.answered() == 0
+        request = admin_pb2.ResetOffsetRequest(topic="orders", group="readers", oldest=True)
+        await at.ask("ResetOffset", request, admin_pb2.ResetOffsetReply)
+        answer = await client.answer(held)
+        assert (answer.code, answer.fields["nextBeginOffset"]) == (21, "0")
+        assert (await client.ask(15, {**place, "commitOffset": 2})).code == 0
+        assert (await client.ask(14, place)).fields == {"offset": "0"}
+        answer = await client.ask(11, pull_fields())
+        assert [row[0] for row in bodies(answer.body)] == [b"one", b"two"]
+        for written, kept in ((2, "2"), (1, "2")):
+            assert (await client.ask(15, {**place, "commitOffset": written})).code == 0
+            assert (await client.ask(14, place)).fields == {"offset": kept}
+
+
 async def test_the_offsets_of_a_queue_are_its_first_its_end_and_that_of_a_time(
     tmp_path: Path,
 ) -> None:
@@ -316,6 +341,33 @@ async def test_a_message_that_is_sent_back_comes_again_and_at_last_becomes_a_dea
         (third,) = bodies((await client.ask(11, next_one)).body)
         assert (third[0], third[2]) == (b"bad", 0)
         assert third[1]["RETRY_TOPIC"] == "orders"
+
+
+async def test_a_message_that_is_sent_back_twice_comes_again_once(tmp_path: Path) -> None:
+    async with orders(tmp_path) as at:
+        for body in (b"bad", b"worse"):
+            await send(at, body)
+        client, other = await joined(at.proxy, "me@1"), await joined(at.proxy, "other@1")
+        first, second = bodies((await client.ask(11, pull_fields())).body)
+        back: dict[str, object] = {"group": "readers", "delayLevel": 1, "offset": first[3]}
+        for asker in (client, client, other):
+            assert (await asker.ask(36, back)).code == 0
+        assert (await client.ask(36, {**back, "offset": second[3]})).code == 0
+        again = pull_fields(wait_ms=20_000, topic="%RETRY%readers")
+        got = [row[0] for row in bodies((await client.ask(11, again)).body)]
+        if len(got) == 1:
+            more = pull_fields(offset=1, wait_ms=20_000, topic="%RETRY%readers")
+            got += [row[0] for row in bodies((await client.ask(11, more)).body)]
+        assert got == [b"bad", b"worse"]
+        dead: dict[str, object] = {**back, "maxReconsumeTimes": 0}
+        for _ in range(2):
+            assert (await client.ask(36, {**dead, "group": "others"})).code == 0
+        request = admin_pb2.ListDeadLettersRequest(group="others", limit=10)
+        reply = await at.ask("ListDeadLetters", request, admin_pb2.ListDeadLettersReply)
+        assert len(reply.letters) == 1
+        assert (await client.ask(36, back)).code == 0, "it has come again and may fail again"
+        third = pull_fields(offset=2, wait_ms=20_000, topic="%RETRY%readers")
+        assert [row[0] for row in bodies((await client.ask(11, third)).body)] == [b"bad"]
 
 
 async def test_a_message_that_a_client_sends_to_its_retry_topic_itself_comes_again(

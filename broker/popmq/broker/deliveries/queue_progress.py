@@ -19,7 +19,7 @@ class QueueProgress:
 
     __slots__ = (
         *("committed", "cursor", "expired", "filtered"),
-        *("in_flight", "is_logged", "open", "place", "snapshot"),
+        *("in_flight", "is_logged", "open", "place", "snapshot", "was_reset"),
     )
 
     def __init__(self, start: int, place: GroupQueue) -> None:
@@ -31,6 +31,7 @@ class QueueProgress:
         self.expired = 0  # soft: went by retention unread, since the broker started
         self.filtered = 0  # soft: passed over since then, unwanted or damaged
         self.snapshot = 0
+        self.was_reset = False  # soft: and no pull has begun there yet
         self.open: deque[PopCheckPoint] = deque()
 
     def reset_to(self, offset: int) -> None:

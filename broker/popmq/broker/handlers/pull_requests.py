@@ -53,8 +53,8 @@ class _Pull:
     """One request until it is answered, or its client leaves."""
 
     __slots__ = (
-        "_broker", "_cold", "_deadline_ms", "_key", "_looks", "_offset", "_place", "_request",
-        "_waiter", "_waits", "_want",
+        "_broker", "_cold", "_deadline_ms", "_follows_reset", "_key", "_looks", "_offset",
+        "_place", "_request", "_waiter", "_waits", "_want",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class _Pull:
         self._waits = bool(requested.poll_ms)
         self._deadline_ms = broker.waits.boot_ms() + requested.poll_ms
         self._key = key
+        self._follows_reset = requested.follows_reset
         self._place = (requested.group, requested.topic)
         self._looks = 0
         self._cold = False
@@ -109,7 +110,15 @@ class _Pull:
         return not self._waits and self._looks < _LOOKS
 
     def _look(self) -> WaiterResult:
-        """One bounded look; answers when it found something."""
+        """One bounded look; answers when it found something, or the group was reset."""
+        if self._follows_reset:
+            topic_id, group_id = self._key
+            place = (group_id, topic_id, self._want.queue_id)
+            target = self._broker.operations.pull_offsets.after_reset(place, self._offset)
+            if target != self._offset:
+                why = f"the group's offset was reset to {target}"
+                self._answer(PullResult([], target, more=False), why)
+                return WaiterResult.ANSWERED
         result = self._broker.operations.pulls.read(self._want, self._offset)
         self._offset = result.next_offset
         catch_up = self._broker.pop.catch_up
@@ -187,7 +196,7 @@ class _Pull:
     def _answer_empty(self) -> None:
         self._answer(PullResult([], self._offset, more=False))
 
-    def _answer(self, result: PullResult) -> None:
+    def _answer(self, result: PullResult, why_illegal: str = "") -> None:
         """What it read is confirmed already; a group that was made for it is, then (D2)."""
         if not self._request.stop_waiting():
             return
@@ -195,7 +204,12 @@ class _Pull:
             low, high = self._broker.operations.pulls.bounds(self._want)
         except TopicNotFound:  # it was deleted, which ends the pulls that wait
             low = high = result.next_offset
-        reply = pb.PullReply(next_offset=result.next_offset, min_offset=low, max_offset=high)
+        reply = pb.PullReply(
+            next_offset=result.next_offset,
+            illegal_offset=why_illegal,
+            min_offset=low,
+            max_offset=high,
+        )
         for offset, message in result.messages:
             reply.messages.append(_pulled(self._want.topic, offset, message))
         body = reply.SerializeToString()
@@ -220,7 +234,9 @@ def _update(broker: Broker, requested: pb.UpdateOffsetRequest) -> bytes:
         broker, requested.topic, requested.queue_id, requested.topic_id
     )
     group = broker.metadata_resolver.group(requested.group, least_id=requested.group_id)
-    if broker.operations.pull_offsets.set(group, topic, queue_id, requested.offset):
+    offsets = broker.operations.pull_offsets
+    only_forward = requested.only_forward
+    if offsets.set(group, topic, queue_id, requested.offset, only_forward=only_forward):
         broker.operations.pulls.metrics.offsets_set += 1
         polling = broker.polling
         broker.buffer.when_acks_confirmed(lambda: polling.wake(topic.id, group.id))
@@ -277,6 +293,7 @@ def send_back(broker: Broker, request: Request) -> bytes:
         properties=wanted.properties,
         tag_hash=wanted.tag_hash,
         attempt=wanted.attempt,
+        position=wanted.position,
     )
     ordered = wanted.dead_if_ordered and broker.remoting.leases.is_ordered(
         group.name, broker.waits.boot_ms()

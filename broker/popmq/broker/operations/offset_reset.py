@@ -153,6 +153,8 @@ def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, f
     match record.reason:
         case OffsetReason.RESET | OffsetReason.PULLED:
             table.reset(*place, record.queue_offset, log_ms, fifo=fifo)
+            if progress := table.progress(*place):
+                progress.was_reset = record.reason is OffsetReason.RESET
         case OffsetReason.COMMITTED:
             table.commit(*place, record.queue_offset, acked=record.acked, log_ms=log_ms)
         case OffsetReason.START_AT_NEWEST:

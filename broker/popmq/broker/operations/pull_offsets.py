@@ -6,6 +6,7 @@ is refused while pop has messages of the queue in flight.
 """
 
 from popmq.broker.deliveries.deliveries import Deliveries
+from popmq.broker.deliveries.queue_progress import GroupQueue
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.operations.offset_reset import apply_offset
 from popmq.broker.operations.pull_ends import PullEnds
@@ -37,12 +38,30 @@ class PullOffsets:
             )
         return progress.committed
 
-    def set(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, offset: int) -> bool:
+    def after_reset(self, place: GroupQueue, offset: int) -> int:
+        """Where a reset has put the group, until a pull begins there; else `offset`."""
+        progress = self._table.progress(*place)
+        if progress is None or not progress.was_reset:
+            return offset
+        target = max(progress.committed, self._store.queue(*place[1:]).min_offset)
+        progress.was_reset = offset != target
+        return target
+
+    def set(
+        self,
+        group: SubscriptionGroup,
+        topic: TopicConfig,
+        queue_id: int,
+        offset: int,
+        *,
+        only_forward: bool = False,
+    ) -> bool:
         """Everything below `offset` is over, the group reads on there; whether that was new.
 
         One record, which the caller lets be confirmed.  Raises ILLEGAL_OFFSET behind the queue's
         end, and PRECONDITION_FAILED while pop has messages of the queue in flight.  One before
-        the oldest message is taken: a consumer may be slower than the retention.
+        the oldest message is taken: a consumer may be slower than the retention.  `only_forward`:
+        a consumer that writes what it knows, which may be older than a reset or another's.
         """
         self._store.guard.check_write()
         end = self._store.queue(topic.id, queue_id).count
@@ -60,6 +79,8 @@ class PullOffsets:
                 f"flight to receives of group {group.name}: a group either receives or pulls a "
                 "queue, let them be acked or come back first",
             )
+        if only_forward and known is not None and (known.was_reset or offset < known.committed):
+            return False
         if known is not None and known.cursor == known.committed == known.is_logged == offset:
             return False
         before = self._pops.progress(group, topic, queue_id).committed

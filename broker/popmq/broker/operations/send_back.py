@@ -29,6 +29,8 @@ from popmq.common.record.message_deadline import without_deadline
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
 MAX_ATTEMPT = 0xFFFF  # what a record can say
+REMEMBERED = 10_000  # copies that were sent back
+DEAD_REMEMBERED_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class ReturnedMessage:
     properties: bytes
     tag_hash: int
     attempt: int  # that failed, from 1
+    position: int  # of the copy's record, or 0
 
 
 class SendBack:
@@ -59,6 +62,7 @@ class SendBack:
         self._registry = registry
         self._timers = timers
         self._ends = ends
+        self._until_ms: dict[tuple[int, int], int] = {}  # a repeat of that copy changes nothing
 
     def read(self, position: int) -> tuple[TopicConfig, StoredMessage]:
         """The message of a user's topic whose confirmed record is at that position.  Raises
@@ -90,6 +94,8 @@ class SendBack:
         """Append the timer of the next attempt."""
         self._store.guard.check_write()
         target = self._registry.internal_topic(topics.pull_retry_topic(group.name))
+        if self._is_repeat(group, returned, delay_ms):
+            return
         entry = PutEntry(
             MessageType.DELAY,
             returned.head,
@@ -107,6 +113,8 @@ class SendBack:
         """One of a topic of dead letters stays where it is."""
         self._store.guard.check_write()
         if topics.has_dead_letters(returned.topic.name):
+            return
+        if self._is_repeat(group, returned, DEAD_REMEMBERED_MS):
             return
         target = self._registry.internal_topic(topics.dlq_topic(group.name))
         stamp = self._store.stamp()
@@ -130,6 +138,20 @@ class SendBack:
             stamp=stamp,
         )
         self._count(group, returned, dead=True)
+
+    def _is_repeat(self, group: SubscriptionGroup, returned: ReturnedMessage, ms: int) -> bool:
+        """Whether that copy was sent back before and waits: its client got no answer, or two
+        clients have it.  If not, it is remembered for so long."""
+        place = (group.id, returned.position)
+        now_ms = self._store.stamp().log_ms
+        if returned.position and now_ms < self._until_ms.get(place, 0):
+            return True
+        if returned.position:
+            self._until_ms.pop(place, None)
+            self._until_ms[place] = now_ms + ms
+            if len(self._until_ms) > REMEMBERED:
+                del self._until_ms[next(iter(self._until_ms))]
+        return False
 
     def _count(self, group: SubscriptionGroup, returned: ReturnedMessage, *, dead: bool) -> None:
         pair = (group.name, returned.topic.name)

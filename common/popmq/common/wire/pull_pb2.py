@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/pull.proto\x12\x16popmq.common.wire.pull\"\xcf\x01\n\x0bPullRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0f\n\x07poll_ms\x18\x06 \x01(\r\x12\x13\n\x0b\x66ilter_type\x18\x07 \x01(\r\x12\x12\n\nexpression\x18\x08 \x01(\t\x12\x13\n\x0breply_bytes\x18\t \x01(\x04\x12\x10\n\x08topic_id\x18\n \x01(\r\x12\x10\n\x08group_id\x18\x0b \x01(\r\"\x99\x01\n\tPullReply\x12\x37\n\x08messages\x18\x01 \x03(\x0b\x32%.popmq.common.wire.pull.PulledMessage\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\x16\n\x0eillegal_offset\x18\x03 \x01(\t\x12\x12\n\nmin_offset\x18\x04 \x01(\x04\x12\x12\n\nmax_offset\x18\x05 \x01(\x04\"}\n\rPulledMessage\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x04\x12\x11\n\tstored_ms\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x12\n\nproperties\x18\x04 \x01(\x0c\x12\x10\n\x08position\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\"&\n\x12ReadMessageRequest\x12\x10\n\x08position\x18\x01 \x01(\x04\"k\n\x10ReadMessageReply\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x36\n\x07message\x18\x03 \x01(\x0b\x32%.popmq.common.wire.pull.PulledMessage\"\xd5\x01\n\x0fSendBackRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x04 \x01(\x04\x12\x0c\n\x04head\x18\x05 \x01(\x0c\x12\x12\n\nproperties\x18\x06 \x01(\x0c\x12\x10\n\x08tag_hash\x18\x07 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08\x64\x65lay_ms\x18\t \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\n \x01(\x08\x12\x17\n\x0f\x64\x65\x61\x64_if_ordered\x18\x0b \x01(\x08\"u\n\x0cLeaseRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x33\n\x06queues\x18\x03 \x03(\x0b\x32#.popmq.common.wire.pull.LeasedQueue\x12\x0e\n\x06unlock\x18\x04 \x01(\x08\".\n\x0bLeasedQueue\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\"A\n\nLeaseReply\x12\x33\n\x06queues\x18\x01 \x03(\x0b\x32#.popmq.common.wire.pull.LeasedQueue\"\x87\x01\n\x0eMembersRequest\x12\r\n\x05proxy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x08\x12\x33\n\x06groups\x18\x05 \x03(\x0b\x32#.popmq.common.wire.pull.MemberGroup\"/\n\x0bMemberGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclient_ids\x18\x02 \x03(\t\"v\n\x0cMembersReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07settled\x18\x02 \x01(\x08\x12\x0f\n\x07unknown\x18\x03 \x01(\x08\x12\x33\n\x06groups\x18\x04 \x03(\x0b\x32#.popmq.common.wire.pull.MemberGroup\"y\n\x13UpdateOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x10\n\x08topic_id\x18\x05 \x01(\r\x12\x10\n\x08group_id\x18\x06 \x01(\r\"f\n\x10GetOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08group_id\x18\x05 \x01(\r\"\x89\x01\n\x12QueryOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x13\n\tbeginning\x18\x03 \x01(\x08H\x00\x12\r\n\x03\x65nd\x18\x04 \x01(\x08H\x00\x12\x13\n\tstored_ms\x18\x05 \x01(\x04H\x00\x12\x10\n\x08topic_id\x18\x06 \x01(\rB\x07\n\x05place\"\x1d\n\x0bOffsetReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/pull.proto\x12\x16popmq.common.wire.pull\"\xe6\x01\n\x0bPullRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0f\n\x07poll_ms\x18\x06 \x01(\r\x12\x13\n\x0b\x66ilter_type\x18\x07 \x01(\r\x12\x12\n\nexpression\x18\x08 \x01(\t\x12\x13\n\x0breply_bytes\x18\t \x01(\x04\x12\x10\n\x08topic_id\x18\n \x01(\r\x12\x10\n\x08group_id\x18\x0b \x01(\r\x12\x15\n\rfollows_reset\x18\x0c \x01(\x08\"\x99\x01\n\tPullReply\x12\x37\n\x08messages\x18\x01 \x03(\x0b\x32%.popmq.common.wire.pull.PulledMessage\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\x16\n\x0eillegal_offset\x18\x03 \x01(\t\x12\x12\n\nmin_offset\x18\x04 \x01(\x04\x12\x12\n\nmax_offset\x18\x05 \x01(\x04\"}\n\rPulledMessage\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x04\x12\x11\n\tstored_ms\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x12\n\nproperties\x18\x04 \x01(\x0c\x12\x10\n\x08position\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\"&\n\x12ReadMessageRequest\x12\x10\n\x08position\x18\x01 \x01(\x04\"k\n\x10ReadMessageReply\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x36\n\x07message\x18\x03 \x01(\x0b\x32%.popmq.common.wire.pull.PulledMessage\"\xe7\x01\n\x0fSendBackRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x04 \x01(\x04\x12\x0c\n\x04head\x18\x05 \x01(\x0c\x12\x12\n\nproperties\x18\x06 \x01(\x0c\x12\x10\n\x08tag_hash\x18\x07 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08\x64\x65lay_ms\x18\t \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\n \x01(\x08\x12\x10\n\x08position\x18\x0c \x01(\x04\x12\x17\n\x0f\x64\x65\x61\x64_if_ordered\x18\x0b \x01(\x08\"u\n\x0cLeaseRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x33\n\x06queues\x18\x03 \x03(\x0b\x32#.popmq.common.wire.pull.LeasedQueue\x12\x0e\n\x06unlock\x18\x04 \x01(\x08\".\n\x0bLeasedQueue\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\"A\n\nLeaseReply\x12\x33\n\x06queues\x18\x01 \x03(\x0b\x32#.popmq.common.wire.pull.LeasedQueue\"\x87\x01\n\x0eMembersRequest\x12\r\n\x05proxy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x08\x12\x33\n\x06groups\x18\x05 \x03(\x0b\x32#.popmq.common.wire.pull.MemberGroup\"/\n\x0bMemberGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclient_ids\x18\x02 \x03(\t\"v\n\x0cMembersReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07settled\x18\x02 \x01(\x08\x12\x0f\n\x07unknown\x18\x03 \x01(\x08\x12\x33\n\x06groups\x18\x04 \x03(\x0b\x32#.popmq.common.wire.pull.MemberGroup\"\x8f\x01\n\x13UpdateOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x10\n\x08topic_id\x18\x05 \x01(\r\x12\x10\n\x08group_id\x18\x06 \x01(\r\x12\x14\n\x0conly_forward\x18\x07 \x01(\x08\"f\n\x10GetOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08group_id\x18\x05 \x01(\r\"\x89\x01\n\x12QueryOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x13\n\tbeginning\x18\x03 \x01(\x08H\x00\x12\r\n\x03\x65nd\x18\x04 \x01(\x08H\x00\x12\x13\n\tstored_ms\x18\x05 \x01(\x04H\x00\x12\x10\n\x08topic_id\x18\x06 \x01(\rB\x07\n\x05place\"\x1d\n\x0bOffsetReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,35 +32,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'popmq.common.wire.pull_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PULLREQUEST']._serialized_start=57
-  _globals['_PULLREQUEST']._serialized_end=264
-  _globals['_PULLREPLY']._serialized_start=267
-  _globals['_PULLREPLY']._serialized_end=420
-  _globals['_PULLEDMESSAGE']._serialized_start=422
-  _globals['_PULLEDMESSAGE']._serialized_end=547
-  _globals['_READMESSAGEREQUEST']._serialized_start=549
-  _globals['_READMESSAGEREQUEST']._serialized_end=587
-  _globals['_READMESSAGEREPLY']._serialized_start=589
-  _globals['_READMESSAGEREPLY']._serialized_end=696
-  _globals['_SENDBACKREQUEST']._serialized_start=699
-  _globals['_SENDBACKREQUEST']._serialized_end=912
-  _globals['_LEASEREQUEST']._serialized_start=914
-  _globals['_LEASEREQUEST']._serialized_end=1031
-  _globals['_LEASEDQUEUE']._serialized_start=1033
-  _globals['_LEASEDQUEUE']._serialized_end=1079
-  _globals['_LEASEREPLY']._serialized_start=1081
-  _globals['_LEASEREPLY']._serialized_end=1146
-  _globals['_MEMBERSREQUEST']._serialized_start=1149
-  _globals['_MEMBERSREQUEST']._serialized_end=1284
-  _globals['_MEMBERGROUP']._serialized_start=1286
-  _globals['_MEMBERGROUP']._serialized_end=1333
-  _globals['_MEMBERSREPLY']._serialized_start=1335
-  _globals['_MEMBERSREPLY']._serialized_end=1453
-  _globals['_UPDATEOFFSETREQUEST']._serialized_start=1455
-  _globals['_UPDATEOFFSETREQUEST']._serialized_end=1576
-  _globals['_GETOFFSETREQUEST']._serialized_start=1578
-  _globals['_GETOFFSETREQUEST']._serialized_end=1680
-  _globals['_QUERYOFFSETREQUEST']._serialized_start=1683
-  _globals['_QUERYOFFSETREQUEST']._serialized_end=1820
-  _globals['_OFFSETREPLY']._serialized_start=1822
-  _globals['_OFFSETREPLY']._serialized_end=1851
+  _globals['_PULLREQUEST']._serialized_end=287
+  _globals['_PULLREPLY']._serialized_start=290
+  _globals['_PULLREPLY']._serialized_end=443
+  _globals['_PULLEDMESSAGE']._serialized_start=445
+  _globals['_PULLEDMESSAGE']._serialized_end=570
+  _globals['_READMESSAGEREQUEST']._serialized_start=572
+  _globals['_READMESSAGEREQUEST']._serialized_end=610
+  _globals['_READMESSAGEREPLY']._serialized_start=612
+  _globals['_READMESSAGEREPLY']._serialized_end=719
+  _globals['_SENDBACKREQUEST']._serialized_start=722
+  _globals['_SENDBACKREQUEST']._serialized_end=953
+  _globals['_LEASEREQUEST']._serialized_start=955
+  _globals['_LEASEREQUEST']._serialized_end=1072
+  _globals['_LEASEDQUEUE']._serialized_start=1074
+  _globals['_LEASEDQUEUE']._serialized_end=1120
+  _globals['_LEASEREPLY']._serialized_start=1122
+  _globals['_LEASEREPLY']._serialized_end=1187
+  _globals['_MEMBERSREQUEST']._serialized_start=1190
+  _globals['_MEMBERSREQUEST']._serialized_end=1325
+  _globals['_MEMBERGROUP']._serialized_start=1327
+  _globals['_MEMBERGROUP']._serialized_end=1374
+  _globals['_MEMBERSREPLY']._serialized_start=1376
+  _globals['_MEMBERSREPLY']._serialized_end=1494
+  _globals['_UPDATEOFFSETREQUEST']._serialized_start=1497
+  _globals['_UPDATEOFFSETREQUEST']._serialized_end=1640
+  _globals['_GETOFFSETREQUEST']._serialized_start=1642
+  _globals['_GETOFFSETREQUEST']._serialized_end=1744
+  _globals['_QUERYOFFSETREQUEST']._serialized_start=1747
+  _globals['_QUERYOFFSETREQUEST']._serialized_end=1884
+  _globals['_OFFSETREPLY']._serialized_start=1886
+  _globals['_OFFSETREPLY']._serialized_end=1915
 # @@protoc_insertion_point(module_scope)

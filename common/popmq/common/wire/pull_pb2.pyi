@@ -35,6 +35,7 @@ class PullRequest(_message.Message):
     REPLY_BYTES_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    FOLLOWS_RESET_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
@@ -47,6 +48,8 @@ class PullRequest(_message.Message):
     reply_bytes: _builtins.int
     topic_id: _builtins.int
     group_id: _builtins.int
+    follows_reset: _builtins.bool
+    """Answered as an offset that is none, until a pull begins where a reset has put the group."""
     def __init__(
         self,
         *,
@@ -61,10 +64,11 @@ class PullRequest(_message.Message):
         reply_bytes: _builtins.int = ...,
         topic_id: _builtins.int = ...,
         group_id: _builtins.int = ...,
+        follows_reset: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "filter_type", b"filter_type", "group", b"group", "group_id", b"group_id", "limit", b"limit", "offset", b"offset", "poll_ms", b"poll_ms", "queue_id", b"queue_id", "reply_bytes", b"reply_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "filter_type", b"filter_type", "follows_reset", b"follows_reset", "group", b"group", "group_id", b"group_id", "limit", b"limit", "offset", b"offset", "poll_ms", b"poll_ms", "queue_id", b"queue_id", "reply_bytes", b"reply_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,6 +212,7 @@ class SendBackRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     DEAD_IF_ORDERED_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
@@ -220,6 +225,8 @@ class SendBackRequest(_message.Message):
     """that failed, from 1"""
     delay_ms: _builtins.int
     dead: _builtins.bool
+    position: _builtins.int
+    """of the record that is sent back; 0 when its client sends a copy itself"""
     dead_if_ordered: _builtins.bool
     """a consumer that processes queues in order does not retry elsewhere"""
     def __init__(
@@ -235,11 +242,12 @@ class SendBackRequest(_message.Message):
         attempt: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
         dead: _builtins.bool = ...,
+        position: _builtins.int = ...,
         dead_if_ordered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dead", b"dead", "dead_if_ordered", b"dead_if_ordered", "delay_ms", b"delay_ms", "group", b"group", "head", b"head", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "tag_hash", b"tag_hash", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dead", b"dead", "dead_if_ordered", b"dead_if_ordered", "delay_ms", b"delay_ms", "group", b"group", "head", b"head", "position", b"position", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "tag_hash", b"tag_hash", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -428,12 +436,15 @@ class UpdateOffsetRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    ONLY_FORWARD_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
     offset: _builtins.int
     topic_id: _builtins.int
     group_id: _builtins.int
+    only_forward: _builtins.bool
+    """One that is lower, or from before a reset, changes nothing."""
     def __init__(
         self,
         *,
@@ -443,10 +454,11 @@ class UpdateOffsetRequest(_message.Message):
         offset: _builtins.int = ...,
         topic_id: _builtins.int = ...,
         group_id: _builtins.int = ...,
+        only_forward: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "offset", b"offset", "queue_id", b"queue_id", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "offset", b"offset", "only_forward", b"only_forward", "queue_id", b"queue_id", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,6 +77,7 @@ class Pulls:
             filter_type=filter_type,
             expression=expression,
             reply_bytes=_reply_bytes(request.number("maxMsgBytes", DEFAULT_REPLY_BYTES)),
+            follows_reset=True,
         )
         broker = request.broker(self._brokers.names(), "")
         request.rpc.metrics.pulls += 1
@@ -205,7 +206,11 @@ class Offsets:
         if offset < 0:
             raise Refused(Code.ILLEGAL_OFFSET, f"offset {offset} is negative")
         asked = wire.UpdateOffsetRequest(
-            topic=topic, group=group, queue_id=queue_id(request), offset=offset
+            topic=topic,
+            group=group,
+            queue_id=queue_id(request),
+            offset=offset,
+            only_forward=True,
         )
 
         def updated(answer: Answer) -> None:

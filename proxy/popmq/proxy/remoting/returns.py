@@ -70,6 +70,7 @@ class Returns:
             head=stored.message.head,
             tag_hash=tag_hash(copy.tag),
             attempt=copy.reconsume_times + 1,
+            position=stored.message.position,
         )
         limit = request.number("maxReconsumeTimes", -1, bits=32)
         if limit >= 0:
