@@ -7,7 +7,14 @@ from popmq.cli.client import Client
 from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
 from popmq.cli.terminal.command_line import Args, command, option
 from popmq.cli.terminal.namespace_option import belongs
-from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
+from popmq.cli.terminal.output import (
+    Row,
+    columns,
+    format_age,
+    print_incomplete,
+    print_note,
+    print_rows,
+)
 from popmq.common.errors import PopmqError
 from popmq.common.wire import admin_pb2 as admin
 
@@ -52,10 +59,13 @@ def list_clients(client: Client, args: Args) -> admin.ListClientsReply:
 
 
 def users_of_topic(client: Client, args: Args) -> Sequence[admin.ConnectedClient]:
-    """Connected clients that send to the topic or subscribe to it."""
+    """Connected clients that send to the topic or subscribe to it. Names who does not answer."""
     asked = Args(**{**vars(args), "group": "", "topic": args.name})
     with suppress(PopmqError):  # the deletion needs no list
-        return list_clients(client, asked).clients
+        reply = list_clients(client, asked)
+        if reply.incomplete:
+            print_note(f"there may be more clients: {reply.incomplete}")
+        return reply.clients
     return ()
 
 
