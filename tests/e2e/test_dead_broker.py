@@ -25,6 +25,7 @@ def beside(folder: Path, *, frozen: bool) -> Iterator[Cluster]:
     with Cluster(folder, groups=2) as cluster:
         for name in ("orders", "gone"):
             cluster.create(topic=name, groups=[name])
+        cluster.popmq("topic", "create", "there", "--brokers", "broker-b")
         cluster.popmq("send", "orders", "here", "--count", "16")
         cluster.popmq("recv", "orders", "--group", "orders", "--ack")
         broker = cluster.brokers[1]
@@ -37,6 +38,12 @@ def beside(folder: Path, *, frozen: bool) -> Iterator[Cluster]:
         finally:
             if frozen:
                 os.kill(broker.pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with beside(tmp_path_factory.mktemp("frozen"), frozen=True) as cluster:
+        yield cluster
 
 
 def run(cluster: Cluster, line: str, within_s: float = LONGEST_S) -> tuple[int, str, str]:
@@ -64,3 +71,30 @@ def test_a_deletion_names_the_broker_group_that_has_not_copied_it(
             code, out, error = run(cluster, f"{kind} delete gone --yes", DELETIONS_S)
             assert (code, out) == (0, f"deleted {kind} gone\n")
             assert "broker group broker-b has not copied the deletion yet" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("send there hello", 3),
+        ("drain broker-b --yes", 3),
+        ("keys rotate", 3),
+        ("reset-offset --group orders --topic orders --to newest --yes", 1),
+        ("topic purge orders --yes", 1),
+    ],
+)
+def test_a_change_at_a_frozen_broker_group_is_given_up_and_says_that_its_outcome_is_unknown(
+    frozen: Cluster, line: str, code: int
+) -> None:
+    exit_code, _, error = run(frozen, line)
+    assert exit_code == code
+    assert "broker broker-b at" in error
+    assert "whether it was done is unknown" in error
+
+
+def test_a_cancellation_that_finds_no_message_names_the_broker_group_that_was_not_asked(
+    frozen: Cluster,
+) -> None:
+    code, _, error = run(frozen, "timers cancel 01AB --yes")
+    assert code == 4
+    assert "not everything: broker broker-b at" in error

@@ -185,7 +185,7 @@ def run_purge(args: Args) -> int:
                 dry_run=args.dry_run,
             )
             reply = client.call_admin(request, admin.ResetOffsetReply)
-            incomplete = incomplete or reply.incomplete
+            incomplete = reply.incomplete or incomplete  # it says whether the outcome is known
     print_incomplete(incomplete)
     row = {"topic": args.name, "groups": groups, "messages": waiting, "dry_run": args.dry_run}
     print_rows(args, [row], [f"would do: {text}" if args.dry_run else f"purged: {text}"])
