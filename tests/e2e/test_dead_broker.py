@@ -98,3 +98,24 @@ def test_a_cancellation_that_finds_no_message_names_the_broker_group_that_was_no
     code, _, error = run(frozen, "timers cancel 01AB --yes")
     assert code == 4
     assert "not everything: broker broker-b at" in error
+
+
+@pytest.mark.parametrize("line", ["recv orders --latest 100", "recv orders --from oldest"])
+def test_stored_messages_of_the_other_broker_group_are_shown_and_the_dead_one_is_named(
+    frozen: Cluster, line: str
+) -> None:
+    _shows_the_rest(frozen, line)
+
+
+def test_stored_messages_are_shown_beside_a_broker_group_that_was_killed(tmp_path: Path) -> None:
+    with beside(tmp_path, frozen=False) as cluster:
+        for line in ("recv orders --latest 100", "recv orders --from oldest"):
+            _shows_the_rest(cluster, line)
+
+
+def _shows_the_rest(cluster: Cluster, line: str) -> None:
+    code, out, error = run(cluster, line)
+    assert code == 0
+    assert 0 < len(out.splitlines()) < 16
+    assert error.startswith("popmq: not everything: broker group broker-b")
+    assert len(error.splitlines()) == 1
