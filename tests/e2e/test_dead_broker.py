@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.more, pytest.mark.alone]
 
 LONGEST_S = 3.0
 START_S = 1.0  # of Python and of what is imported, on a busy machine
-DELETIONS_S = LONGEST_S + 2.5  # a deletion waits for its copies after the look at the clients
+DELETIONS_S = LONGEST_S + 0.5  # a deletion waits for its copies after the list of clients
 
 
 @contextmanager

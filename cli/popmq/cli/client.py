@@ -403,14 +403,17 @@ class Client:
     def groups(self) -> list[admin.Group]:
         return list(self.call_admin(admin.ListGroupsRequest(), admin.ListGroupsReply).groups)
 
-    def call_admin(self, request: Message, reply_type: type[R]) -> R:
-        """The method of the admin service that takes this kind of request."""
+    def call_admin(self, request: Message, reply_type: type[R], timeout_s: float = 0) -> R:
+        """The method of the admin service that takes this kind of request.
+
+        `timeout_s` is 0 for that of the kind of request.
+        """
         method = type(request).__name__.removesuffix("Request")
-        reply = self._call(ADMIN + method, request, reply_type)
+        reply = self._call(ADMIN + method, request, reply_type, timeout_s)
         check_status(reply.status)
         return reply
 
-    def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
+    def _call(self, path: str, request: Message, reply_type: type[R], timeout_s: float = 0) -> R:
         replies: list[R] = []
 
         def on_message(data: bytes) -> None:
@@ -418,7 +421,7 @@ class Client:
 
         began_s = time.monotonic()
         try:
-            self._ask(path, request, on_message, self._timeout_s(request, began_s))
+            self._ask(path, request, on_message, timeout_s or self._timeout_s(request, began_s))
         finally:
             self._note_silence(request, began_s)
         if len(replies) != 1:

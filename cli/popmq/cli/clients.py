@@ -29,6 +29,7 @@ OPTIONAL = (
 )
 MEMBER_COLUMNS = ("CLIENT", "KIND", "LANGUAGE", "ADDRESS", "PROXY", "SINCE", "HEARD")
 USERS_SHOWN = 5  # of a topic that is deleted
+USERS_S = 0.5  # for the list of them: the deletion itself may wait for a broker group
 SHOWN_NAMES = 2  # in one cell, unless all columns are wanted
 
 
@@ -43,12 +44,12 @@ def run_clients(args: Args) -> int:
     return 0
 
 
-def list_clients(client: Client, args: Args) -> admin.ListClientsReply:
+def list_clients(client: Client, args: Args, timeout_s: float = 0) -> admin.ListClientsReply:
     """Of all brokers, page by page."""
     request = admin.ListClientsRequest(group=args.group, topic=args.topic)
     whole = admin.ListClientsReply()
     while True:
-        reply = client.call_admin(request, admin.ListClientsReply)
+        reply = client.call_admin(request, admin.ListClientsReply, timeout_s)
         kept = (item for item in reply.clients if belongs(args, *_groups(item), *_topics(item)))
         whole.clients.extend(kept)
         whole.now_ms = reply.now_ms
@@ -62,7 +63,7 @@ def users_of_topic(client: Client, args: Args) -> Sequence[admin.ConnectedClient
     """Connected clients that send to the topic or subscribe to it. Names who does not answer."""
     asked = Args(**{**vars(args), "group": "", "topic": args.name})
     with suppress(PopmqError):  # the deletion needs no list
-        reply = list_clients(client, asked)
+        reply = list_clients(client, asked, USERS_S)
         if reply.incomplete:
             print_note(f"there may be more clients: {reply.incomplete}")
         return reply.clients
