@@ -126,13 +126,23 @@ def test_a_silent_server_costs_a_look_at_most_three_seconds(
 
 
 @pytest.mark.more
+def test_a_silent_server_leaves_a_change_unclear_within_three_seconds(
+    silent: str, environ: dict[str, str]
+) -> None:
+    done = popmq("keys", "rotate", "--endpoint", silent, environ=environ)
+    assert done.returncode == 3
+    text = f"{silent} did not answer within 2.5 s; whether it was done is unknown"
+    assert done.stderr == f"popmq: {text}\n"
+
+
+@pytest.mark.more
 def test_looks_after_a_silence_have_little_time_until_a_pause(silent: str) -> None:
     def failed(client: Client) -> str:
         with pytest.raises(CallFailed) as caught:
             client.topics(system=False)
         return str(caught.value)
 
-    with Client(silent, look_timeout_ms=1_200) as client:
+    with Client(silent, quick_timeout_ms=1_200) as client:
         assert failed(client) == f"{silent} did not answer within 1.2 s"
         assert failed(client) == f"{silent} did not answer within 0.2 s"
         client._looked_s -= 2 * SILENT_S  # as after a pause

@@ -6,7 +6,8 @@ groups, requests that name no incarnation, metadata that goes back, and skew tha
 downtime. The others are of the same classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,8 +55,10 @@ def requests_name_no_incarnation(patch: Patch) -> None:
     def ids(self: MetadataCache, topic: str, group: str, then: Callable[[int, int], None]) -> None:
         then(0, 0)
 
-    def at_once(self: MetaCopies, reply: Callable[[], None], *, deletion: bool) -> None:
-        self._when_acks_confirmed(reply)
+    def at_once(
+        self: MetaCopies, reply: Callable[[Sequence[str]], None], *, deletion: bool
+    ) -> None:
+        self._when_acks_confirmed(partial(reply, ()))
 
     patch.setattr(MetadataCache, "ids", ids)
     patch.setattr(MetadataCache, "known_group_id", lambda self, name: 0)

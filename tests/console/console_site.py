@@ -106,7 +106,7 @@ class Site:
         fetches = Fetches()
 
         def open_console(signer: Signer) -> Console:
-            client = ConsoleClient(Client(endpoint, look_timeout_ms=2_500, signer=signer))
+            client = ConsoleClient(Client(endpoint, quick_timeout_ms=2_500, signer=signer))
             return Console(
                 client,
                 Redrives(client),

@@ -23,6 +23,19 @@ def test_a_cluster_comes_up_and_says_so_at_a_glance() -> None:
     play(story)
 
 
+def test_a_cluster_says_whether_anybody_can_connect_without_tls() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        verdict = world.condition("OpenToAnybody")
+        assert (verdict["status"], verdict["reason"]) == ("True", "PlainText")
+        world.change(tls={"mode": "Own", "plainText": False})
+        await world.run()
+        verdict = world.condition("OpenToAnybody")
+        assert (verdict["status"], verdict["reason"]) == ("False", "Encrypted")
+
+    play(story)
+
+
 def test_a_second_look_changes_nothing() -> None:
     async def story(world: World) -> None:
         await running(world)

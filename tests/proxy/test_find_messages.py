@@ -33,6 +33,16 @@ def test_the_answers_of_all_brokers_are_one_answer(two_brokers: Any) -> None:
         assert broker.bodies(Kind.FIND_MESSAGES) == [REQUEST.SerializeToString()]
 
 
+def test_a_request_that_names_a_broker_group_is_for_that_one_alone(two_brokers: Any) -> None:
+    first, second = two_brokers.brokers.values()
+    first.away = True
+    second.tells[Kind.FIND_MESSAGES] = lambda body: found(b"3")
+    request = pb.FindMessagesRequest(topic="orders", queue_id=0, queue_offset=0, broker="broker-b")
+    reply = two_brokers.unary("FindMessages", request, pb.FindMessagesReply)
+    assert [message.head for message in reply.messages] == [b"3"]
+    assert (reply.status.code, reply.incomplete) == (Code.OK, "")
+
+
 def test_what_a_broker_kept_back_is_said_with_its_name(two_brokers: Any) -> None:
     reply = ask(two_brokers, found(b"1"), found(b"3", incomplete="the newest 1"))
     assert reply.incomplete == "broker broker-b: the newest 1"

@@ -69,8 +69,26 @@ _LOOKS = (
     admin.FindMessagesRequest,
     admin.ListDeadLettersRequest,
 )
-# A broker that is silent for so long costs the next looks of the same command little.
-SILENT_S, LEAST_LOOK_S = 1.0, 0.2
+# Changes that a broker makes at once.  Others wait: for copies of a deletion, or for an election.
+_QUICK_CHANGES = (
+    admin.AlterTopicRequest,
+    admin.AlterGroupRequest,
+    admin.DrainRequest,
+    admin.RotateKeysRequest,
+    admin.ResetOffsetRequest,
+    admin.UnparkRequest,
+    admin.RecallRequest,
+    admin.RescheduleRequest,
+)
+# Those of the public service, whose module is imported when used.
+_QUICK_CHANGE_NAMES = (
+    "SendMessageRequest",
+    "EndTransactionRequest",
+    "AckMessageRequest",
+    "ChangeInvisibleDurationRequest",
+)
+# A broker that is silent for so long costs the next requests of the same command little.
+SILENT_S, LEAST_LOOK_S, LEAST_CHANGE_S = 1.0, 0.2, 0.5
 
 
 class StatusLike(Protocol):
@@ -117,6 +135,11 @@ def looks(request: Message) -> bool:
     return type(request).__name__ == "QueryOffsetRequest"  # of a module that is imported when used
 
 
+def changes_at_once(request: Message) -> bool:
+    quick = isinstance(request, _QUICK_CHANGES) or type(request).__name__ in _QUICK_CHANGE_NAMES
+    return quick and not looks(request)
+
+
 def check_status(status: StatusLike) -> None:
     if status.code != Code.OK:
         raise CallRefused(status.code, status.message)
@@ -150,7 +173,7 @@ class Client:
         signer: Signer | None = None,
         admin_endpoint: str = "",
         timeout_ms: int = CALL_TIMEOUT_MS,
-        look_timeout_ms: int = 0,
+        quick_timeout_ms: int = 0,
     ) -> None:
         """`admin_endpoint` may be unix:PATH; empty: what the endpoint names, or itself.
         `signer` is the user that calls; None: the one that the environment names."""
@@ -161,8 +184,8 @@ class Client:
         self._tls_ca = tls_ca or os.environ.get(TLS_CA_VARIABLE, "")
         self._signer = signer_of(os.environ) if signer is None else signer
         self._timeout_ms = timeout_ms
-        # Of the requests of a command that only look, all together; 0: as others.
-        self._look_timeout_ms = look_timeout_ms
+        # Of the requests of a command that only look or change at once, together; 0: as others.
+        self._quick_timeout_ms = quick_timeout_ms
         self._silent_s = self._looked_s = 0.0
         self._idle: dict[str, list[GrpcChannel]] = {}  # by endpoint
         self._closed = False
@@ -380,14 +403,17 @@ class Client:
     def groups(self) -> list[admin.Group]:
         return list(self.call_admin(admin.ListGroupsRequest(), admin.ListGroupsReply).groups)
 
-    def call_admin(self, request: Message, reply_type: type[R]) -> R:
-        """The method of the admin service that takes this kind of request."""
+    def call_admin(self, request: Message, reply_type: type[R], timeout_s: float = 0) -> R:
+        """The method of the admin service that takes this kind of request.
+
+        `timeout_s` is 0 for that of the kind of request.
+        """
         method = type(request).__name__.removesuffix("Request")
-        reply = self._call(ADMIN + method, request, reply_type)
+        reply = self._call(ADMIN + method, request, reply_type, timeout_s)
         check_status(reply.status)
         return reply
 
-    def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
+    def _call(self, path: str, request: Message, reply_type: type[R], timeout_s: float = 0) -> R:
         replies: list[R] = []
 
         def on_message(data: bytes) -> None:
@@ -395,7 +421,7 @@ class Client:
 
         began_s = time.monotonic()
         try:
-            self._ask(path, request, on_message, self._timeout_s(request, began_s))
+            self._ask(path, request, on_message, timeout_s or self._timeout_s(request, began_s))
         finally:
             self._note_silence(request, began_s)
         if len(replies) != 1:
@@ -403,31 +429,35 @@ class Client:
         return replies[0]
 
     def _timeout_s(self, request: Message, now_s: float) -> float:
-        if not (self._look_timeout_ms and looks(request)):
+        is_look = looks(request)
+        if not (self._quick_timeout_ms and (is_look or changes_at_once(request))):
             return self._timeout_ms / 1000
         if now_s - self._looked_s > SILENT_S:  # a view that is drawn again after a pause
             self._silent_s = 0.0
-        return max(LEAST_LOOK_S, self._look_timeout_ms / 1000 - self._silent_s)
+        least_s = LEAST_LOOK_S if is_look else LEAST_CHANGE_S
+        return max(least_s, self._quick_timeout_ms / 1000 - self._silent_s)
 
     def _note_silence(self, request: Message, began_s: float) -> None:
         self._looked_s = time.monotonic()
         took_s = self._looked_s - began_s
-        if looks(request) and took_s > SILENT_S:
+        if took_s > SILENT_S and (looks(request) or changes_at_once(request)):
             self._silent_s += took_s
 
     def _ask(
         self, path: str, request: Message, on_message: Callable[[bytes], None], timeout_s: float
     ) -> None:
         body = request.SerializeToString()
+        changes = changes_at_once(request) or (path.startswith(ADMIN) and not looks(request))
+        unclear = "; whether it was done is unknown" if changes else ""
         try:
             if path.startswith(ADMIN):
                 self._ask_admin(path, body, on_message, timeout_s)
             else:
                 self._ask_at(self._public, path, body, on_message, timeout_s)
         except StatusError as error:
-            raise self._explained(error, path, timeout_s) from error
+            raise self._explained(error, path, timeout_s, unclear) from error
         except ChannelError as error:
-            raise CallFailed(str(error)) from error
+            raise CallFailed(f"{error}{unclear if error.sent else ''}") from error
 
     def _ask_admin(
         self, path: str, body: bytes, on_message: Callable[[bytes], None], timeout_s: float
@@ -512,9 +542,11 @@ class Client:
             channel.close()
         return GrpcChannel(endpoint, self._tls_ca)
 
-    def _explained(self, error: StatusError, path: str, timeout_s: float) -> PopmqError:
+    def _explained(
+        self, error: StatusError, path: str, timeout_s: float, unclear: str
+    ) -> PopmqError:
         if error.name == "DEADLINE_EXCEEDED":
-            return CallFailed(f"{self.endpoint} did not answer within {timeout_s:g} s")
+            return CallFailed(f"{self.endpoint} did not answer within {timeout_s:g} s{unclear}")
         if ADMIN_LISTEN in str(error):
             return CallFailed(f"{self.endpoint}: {error}")
         if error.name == "UNIMPLEMENTED":

@@ -7,7 +7,14 @@ from popmq.cli.client import Client
 from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
 from popmq.cli.terminal.command_line import Args, command, option
 from popmq.cli.terminal.namespace_option import belongs
-from popmq.cli.terminal.output import Row, columns, format_age, print_incomplete, print_rows
+from popmq.cli.terminal.output import (
+    Row,
+    columns,
+    format_age,
+    print_incomplete,
+    print_note,
+    print_rows,
+)
 from popmq.common.errors import PopmqError
 from popmq.common.wire import admin_pb2 as admin
 
@@ -22,6 +29,7 @@ OPTIONAL = (
 )
 MEMBER_COLUMNS = ("CLIENT", "KIND", "LANGUAGE", "ADDRESS", "PROXY", "SINCE", "HEARD")
 USERS_SHOWN = 5  # of a topic that is deleted
+USERS_S = 0.5  # for the list of them: the deletion itself may wait for a broker group
 SHOWN_NAMES = 2  # in one cell, unless all columns are wanted
 
 
@@ -36,12 +44,12 @@ def run_clients(args: Args) -> int:
     return 0
 
 
-def list_clients(client: Client, args: Args) -> admin.ListClientsReply:
+def list_clients(client: Client, args: Args, timeout_s: float = 0) -> admin.ListClientsReply:
     """Of all brokers, page by page."""
     request = admin.ListClientsRequest(group=args.group, topic=args.topic)
     whole = admin.ListClientsReply()
     while True:
-        reply = client.call_admin(request, admin.ListClientsReply)
+        reply = client.call_admin(request, admin.ListClientsReply, timeout_s)
         kept = (item for item in reply.clients if belongs(args, *_groups(item), *_topics(item)))
         whole.clients.extend(kept)
         whole.now_ms = reply.now_ms
@@ -52,10 +60,13 @@ def list_clients(client: Client, args: Args) -> admin.ListClientsReply:
 
 
 def users_of_topic(client: Client, args: Args) -> Sequence[admin.ConnectedClient]:
-    """Connected clients that send to the topic or subscribe to it."""
+    """Connected clients that send to the topic or subscribe to it. Names who does not answer."""
     asked = Args(**{**vars(args), "group": "", "topic": args.name})
     with suppress(PopmqError):  # the deletion needs no list
-        return list_clients(client, asked).clients
+        reply = list_clients(client, asked, USERS_S)
+        if reply.incomplete:
+            print_note(f"there may be more clients: {reply.incomplete}")
+        return reply.clients
     return ()
 
 

@@ -72,11 +72,12 @@ def on_topic(kind: type[TopicRequest]) -> Run:
                 )
             for name in getattr(args, "brokers", None) or ():
                 check_broker_group(client, name)
-            topic = client.topic(request)
+            reply = client.call_admin(request, admin.TopicReply)
+        print_incomplete(reply.incomplete)
         if kind is admin.DeleteTopicRequest:
             _print_deleted("topic", args, users)
         else:
-            _print(args, [topic_fields(topic)], TOPIC_COLUMNS)
+            _print(args, [topic_fields(reply.topic)], TOPIC_COLUMNS)
         return 0
 
     return run
@@ -96,11 +97,12 @@ def on_group(kind: type[GroupRequest]) -> Run:
                 if not args.yes:
                     check_names(client, group=args.name)
                 confirm(args, f"group {args.name} is deleted with its offsets and dead letters")
-            group = client.group(request)
+            reply = client.call_admin(request, admin.GroupReply)
+        print_incomplete(reply.incomplete)
         if kind is admin.DeleteGroupRequest:
             _print_deleted("group", args)
         else:
-            _print(args, [group_fields(group)], GROUP_COLUMNS)
+            _print(args, [group_fields(reply.group)], GROUP_COLUMNS)
         return 0
 
     return run
@@ -183,7 +185,7 @@ def run_purge(args: Args) -> int:
                 dry_run=args.dry_run,
             )
             reply = client.call_admin(request, admin.ResetOffsetReply)
-            incomplete = incomplete or reply.incomplete
+            incomplete = reply.incomplete or incomplete  # it says whether the outcome is known
     print_incomplete(incomplete)
     row = {"topic": args.name, "groups": groups, "messages": waiting, "dry_run": args.dry_run}
     print_rows(args, [row], [f"would do: {text}" if args.dry_run else f"purged: {text}"])

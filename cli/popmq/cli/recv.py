@@ -10,13 +10,13 @@ from itertools import cycle, islice
 
 import click
 
-from popmq.cli.browse import Browsed, follow, from_time, latest
+from popmq.cli.browse import Browsed, Browser
 from popmq.cli.client import RECEIVE_BATCH, CallFailed, Client
 from popmq.cli.messages import as_line, format_argument, formatted, message_fields
 from popmq.cli.resource_names import GROUP, TOPIC, check_names, client_of
 from popmq.cli.terminal.arguments import COUNT, DURATION, TIME, Parsed
 from popmq.cli.terminal.command_line import Args, argument, command, flag, option
-from popmq.cli.terminal.output import print_note, print_rows
+from popmq.cli.terminal.output import print_incomplete, print_note, print_rows
 from popmq.common.errors import Code, Refused
 from popmq.common.quantities import format_duration
 from popmq.proxy.api import definition_pb2 as api
@@ -129,17 +129,19 @@ def _receives(client: Client, args: Args) -> Iterator[Sequence[api.Message]]:
 
 def _look(client: Client, args: Args) -> int:
     """Print stored messages; they stay where they are, for every group."""
+    browser = Browser(client, args.topic)
     if args.latest is not None:
-        messages, ends = latest(client, args.topic, args.latest)
+        messages = browser.latest(args.latest)
     else:
-        messages, ends = from_time(client, args.topic, args.since)
+        messages = browser.from_time(args.since)
+    print_incomplete("; ".join(f"broker group {n}: {why}" for n, why in browser.missing.items()))
     shown: Iterable[Browsed] = messages
     if args.count is not None:
         shown = islice(messages, args.count)
     _print(args, [browsed.message for browsed in shown])
     if args.follow:
         try:
-            for batch in follow(client, args.topic, ends):
+            for batch in browser.follow():
                 _print(args, [browsed.message for browsed in batch])
         except KeyboardInterrupt:
             return 0

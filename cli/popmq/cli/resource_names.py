@@ -17,8 +17,8 @@ from popmq.common.wire import admin_pb2 as admin
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# A broker that is silent costs a command that only looks no more, and is named.
-LOOK_TIMEOUT_MS = 2_500
+# A broker that is silent costs a command that looks or changes at once no more, and is named.
+QUICK_TIMEOUT_MS = 2_500
 COMPLETION_TIMEOUT_MS = 1_000  # a shell that waits longer seems to hang
 
 
@@ -63,7 +63,7 @@ def client_of(args: Args, signer: Signer | None = None) -> Client:
         signer=Signer(args.access_key, args.secret) if signer is None else signer,
         admin_endpoint=args.admin_endpoint,
         timeout_ms=args.timeout or CALL_TIMEOUT_MS,
-        look_timeout_ms=0 if args.timeout else LOOK_TIMEOUT_MS,
+        quick_timeout_ms=0 if args.timeout else QUICK_TIMEOUT_MS,
     )
 
 

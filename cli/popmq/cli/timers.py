@@ -219,6 +219,7 @@ def _topic_of(client: Client, message_id: str) -> str:
     """Of a message that waits.  Raises MESSAGE_NOT_FOUND, or BAD_REQUEST for an id of several."""
     request = admin.ListTimersRequest(message_id=message_id)
     reply = client.call_admin(request, admin.ListTimersReply)
+    print_incomplete(reply.incomplete)
     topics = sorted({timer.topic for timer in reply.timers})
     if not topics:
         raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {message_id} of any topic waits")

@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from popmq.cli.brokers import failover_lines
-from popmq.cli.browse import latest
+from popmq.cli.browse import Browser
 from popmq.cli.client import CallFailed, CallRefused, Client, Reply
 from popmq.cli.local.config import running_rows
 from popmq.cli.message_ids import MessageIds
@@ -314,7 +314,10 @@ class ConsoleClient:
         """The last ones of all queues, the newest first."""
 
         def ask() -> list[StoredMessage]:
-            messages, _ = latest(self.calls, topic, count)
+            browser = Browser(self.calls, topic)
+            messages = browser.latest(count)
+            if browser.missing:  # the page shows all of them or says why not
+                raise next(iter(browser.missing.values()))
             return [
                 convert.stored_message(
                     admin.FoundMessage(

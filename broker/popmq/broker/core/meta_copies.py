@@ -30,6 +30,7 @@ LONGEST_WAIT_MS = 5_000
 _PLACE = (META_TOPIC_ID, 0)  # where this module waits among the long polls
 State = tuple[int, int]  # epoch of the owner's master, version
 Answer = Callable[[bytes], None]
+Reply = Callable[[Sequence[str]], None]  # gets the broker groups that have not copied a deletion
 
 
 class _Follower(NamedTuple):
@@ -66,7 +67,7 @@ class MetaCopies:
         self._followers: dict[str, _Follower] = {}
         self._parked: dict[int, tuple[CopyMetaRequest, Answer]] = {}
         # Replies, each with the newest deletion before it.  A later deletion does not delay them.
-        self._waiting: deque[tuple[_Deletion, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[_Deletion, Reply]] = deque()
         self._newest: _Deletion | None = None  # None: nothing was asked yet
         self._listing: tuple[State, Sequence[bytes]] = ((0, 0), ())  # the same for every follower
 
@@ -133,10 +134,10 @@ class MetaCopies:
 
     # -- deletions, and creations behind them
 
-    def answer_in_order(self, reply: Callable[[], None], *, deletion: bool) -> None:
+    def answer_in_order(self, reply: Reply, *, deletion: bool) -> None:
         """Release the reply to a deletion or a creation that was appended."""
         if self._registry.owner:  # dead letters, which each broker group has for itself
-            self._when_acks_confirmed(reply)
+            self._when_acks_confirmed(partial(reply, ()))
             return
         self._begin()
         if deletion:
@@ -158,20 +159,22 @@ class MetaCopies:
         self._newest = _Deletion(self._registry.meta_state, due_ms)
         self._later(due_ms, self._look)
 
-    def _wait(self, deletion: _Deletion, then: Callable[[], None]) -> None:
+    def _wait(self, deletion: _Deletion, then: Reply) -> None:
         self._waiting.append((deletion, then))
         self._look()
 
     def _look(self) -> None:
         """Release the replies whose deletion is copied everywhere, or whose time is over."""
-        while self._waiting and self._is_over(self._waiting[0][0]):
-            _, then = self._waiting.popleft()
-            then()
+        while self._waiting:
+            deletion, then = self._waiting[0]
+            missing = self._not_copied(deletion)
+            if missing and self._waits_ms() < deletion.due_ms:
+                return
+            self._waiting.popleft()
+            then(missing)
 
-    def _is_over(self, deletion: _Deletion) -> bool:
+    def _not_copied(self, deletion: _Deletion) -> Sequence[str]:
         now_ms = self._waits_ms()
-        if now_ms >= deletion.due_ms:
-            return True
         asking = {
             name
             for name, follower in self._followers.items()
@@ -179,7 +182,7 @@ class MetaCopies:
         }
         own = self._name
         names = asking.union(self._metadata_resolver.cluster_groups) - {own}
-        return all(self._has_copied(name, deletion) for name in names)
+        return sorted(name for name in names if not self._has_copied(name, deletion))
 
     def _has_copied(self, name: str, deletion: _Deletion) -> bool:
         follower = self._followers.get(name)

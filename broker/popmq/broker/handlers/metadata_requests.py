@@ -1,6 +1,6 @@
 """Administration of topics, groups and users: protobuf in, protobuf out (`wire/admin.proto`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -84,7 +84,8 @@ def delete_topic(broker: Broker, request: Request) -> None:
     requested = pb.DeleteTopicRequest.FromString(request.body)
     reply = _topic_reply(broker, broker.registry.delete_topic(requested.name))
     # A topic with such a name is one that each broker group has for itself.
-    _answer_in_order(broker, request, reply, deletion=not is_internal_topic(requested.name))
+    deletion = pb.TopicReply if not is_internal_topic(requested.name) else None
+    _answer_in_order(broker, request, reply, deletion=deletion)
 
 
 def list_topics(broker: Broker, request: Request) -> bytes:
@@ -131,7 +132,7 @@ def alter_group(broker: Broker, request: Request) -> bytes:
 def delete_group(broker: Broker, request: Request) -> None:
     requested = pb.DeleteGroupRequest.FromString(request.body)
     reply = _group_reply(broker, broker.registry.delete_group(requested.name))
-    _answer_in_order(broker, request, reply, deletion=True)
+    _answer_in_order(broker, request, reply, deletion=pb.GroupReply)
 
 
 def list_groups(broker: Broker, request: Request) -> bytes:
@@ -175,9 +176,28 @@ def change_user(broker: Broker, request: Request) -> bytes:
 
 
 def _answer_in_order(
-    broker: Broker, request: Request, reply: bytes, *, deletion: bool = False
+    broker: Broker,
+    request: Request,
+    reply: bytes,
+    *,
+    deletion: type[pb.TopicReply | pb.GroupReply] | None = None,
 ) -> None:
-    broker.followers.metadata.answer_in_order(partial(request.on_reply, reply), deletion=deletion)
+    """`deletion` is the type of the reply to a deletion."""
+
+    def release(not_copied: Sequence[str]) -> None:
+        more = b""
+        if deletion is not None and not_copied:
+            more = deletion(incomplete=_not_copied_text(not_copied)).SerializeToString()
+        request.on_reply(reply + more)  # so the parts are merged
+
+    broker.followers.metadata.answer_in_order(release, deletion=deletion is not None)
+
+
+def _not_copied_text(groups: Sequence[str]) -> str:
+    names = ", ".join(groups)
+    if len(groups) == 1:
+        return f"broker group {names} has not copied the deletion yet, and does so once reachable"
+    return f"broker groups {names} have not copied the deletion yet, and do so once reachable"
 
 
 def _add_parked(broker: Broker, group: SubscriptionGroup, reply: pb.GroupReply) -> None:

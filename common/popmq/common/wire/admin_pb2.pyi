@@ -311,9 +311,12 @@ class TopicReply(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     META_EPOCH_FIELD_NUMBER: _builtins.int
     META_VERSION_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
     meta_epoch: _builtins.int
     """Of which state of the owner's topics and groups this is: the higher (epoch, version) is newer."""
     meta_version: _builtins.int
+    incomplete: _builtins.str
+    """of a deletion: the broker groups that have not copied it yet"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     @_builtins.property
@@ -325,10 +328,11 @@ class TopicReply(_message.Message):
         topic: Global___Topic | None = ...,
         meta_epoch: _builtins.int = ...,
         meta_version: _builtins.int = ...,
+        incomplete: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["meta_epoch", b"meta_epoch", "meta_version", b"meta_version", "status", b"status", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "meta_epoch", b"meta_epoch", "meta_version", b"meta_version", "status", b"status", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -640,6 +644,7 @@ class FindMessagesRequest(_message.Message):
     BEGIN_MS_FIELD_NUMBER: _builtins.int
     END_MS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     message_id: _builtins.str
     key: _builtins.str
@@ -652,6 +657,8 @@ class FindMessagesRequest(_message.Message):
     """with key: stored at or before; 0 is no end"""
     limit: _builtins.int
     """0: 64 by id and key, 1 in a queue"""
+    broker: _builtins.str
+    """the broker group that is asked; empty: all"""
     def __init__(
         self,
         *,
@@ -664,10 +671,11 @@ class FindMessagesRequest(_message.Message):
         begin_ms: _builtins.int = ...,
         end_ms: _builtins.int = ...,
         limit: _builtins.int = ...,
+        broker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_message_id", b"_message_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_stored_ms", b"_stored_ms", "key", b"key", "message_id", b"message_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_message_id", b"_message_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_stored_ms", b"_stored_ms", "begin_ms", b"begin_ms", "end_ms", b"end_ms", "key", b"key", "limit", b"limit", "message_id", b"message_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_message_id", b"_message_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_stored_ms", b"_stored_ms", "begin_ms", b"begin_ms", "broker", b"broker", "end_ms", b"end_ms", "key", b"key", "limit", b"limit", "message_id", b"message_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
