@@ -7,13 +7,15 @@ itself (RocketMQ: RemotingCommand).
 import json
 import socket
 import struct
+import time
 from itertools import count
 from typing import Any
 
 from popmq.cli.load.reactor import LoadError
 
 TIMEOUT_S = 10
-UPDATE_TOPIC, GET_MAX_OFFSET, UPDATE_GROUP = 17, 30, 200
+REGISTERED_S = 60
+UPDATE_TOPIC, GET_MAX_OFFSET, CLUSTER_INFO, UPDATE_GROUP = 17, 30, 106, 200
 _NUMBERS = count(1)
 
 
@@ -45,6 +47,15 @@ def ask(
     if answer["code"] != 0:
         raise LoadError(f"RocketMQ answered {answer['code']}: {answer.get('remark')}")
     return answer.get("extFields") or {}, frame[end:]
+
+
+def wait_until_registered(names_port: int, broker: str) -> None:
+    """Until the name server lists the broker: a proxy that starts earlier ends with an error."""
+    until = time.monotonic() + REGISTERED_S
+    while broker.encode() not in ask(names_port, CLUSTER_INFO, {})[1]:
+        if time.monotonic() > until:
+            raise LoadError(f"{broker} did not register within {REGISTERED_S} s")
+        time.sleep(0.2)
 
 
 def create_topic(port: int, name: str, queues: int, kind: str) -> None:

@@ -69,6 +69,7 @@ class RocketMq:
         if self._apart:
             self._start_role(jars, folder, "broker", "BrokerStartup", *address, *broker)
             wait_for_port(self._roles[-1], self._broker_port)
+            remoting.wait_until_registered(names, BROKER)
         mode = ("-pm", "cluster") if self._apart else ("-pm", "local", "-bc", broker[1])
         proxy = ("-pc", f"{folder}/proxy.json")
         self._start_role(jars, folder, "proxy", "ProxyStartup", *address, *mode, *proxy)
