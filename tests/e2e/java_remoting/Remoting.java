@@ -350,12 +350,16 @@ public final class Remoting {
       }
       emit("event", "ended", "status", result.getPullStatus().name());
       consumer.updateConsumeOffset(queue, offset);
-      consumer.getOffsetStore().persist(queue); // else after five seconds
+      long committed = -1;
+      for (int tries = 0; tries < 100 && committed != offset; tries++) {
+        consumer.getOffsetStore().persist(queue); // one-way, as the client does each five seconds
+        committed = consumer.fetchConsumeOffset(queue, true);
+      }
       emit(
           "event", "committed",
           "queue", String.valueOf(queue.getQueueId()),
           "broker", queue.getBrokerName(),
-          "offset", String.valueOf(consumer.fetchConsumeOffset(queue, true)));
+          "offset", String.valueOf(committed));
     }
     consumer.shutdown();
   }
