@@ -1,4 +1,4 @@
-"""Five consumers and three that pull, under traffic: every place that tells a verdict tells the
+"""Five consumers and four that pull, under traffic: every place that tells a verdict tells the
 same one, and it is right. Twenty minutes of a broker whose clock the test moves.
 
 `POPMQ_PICTURES=docs/pictures` writes the pictures of both reports anew.
@@ -23,7 +23,9 @@ from spark.browser import Browser
 from spark.reports_server import ReportsServer
 
 from popmq.broker.node.metrics import broker_metrics
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire.pull_pb2 import SendBackRequest
 from popmq.operator.model.lag_reports import read_report, report_status
 from popmq.reports.report import Report
 from popmq.testing.harness.core_broker import CoreBroker
@@ -40,10 +42,11 @@ EXPECTED = {
     ("pulls", "orders"): "OK",
     ("pulled", "orders"): "STOPPED",
     ("pulls-slowly", "orders"): "BEHIND",
+    ("sends-back", "orders"): "FAILING",
 }
 # The alerts on consumers, and the groups for which they fire.
 ALERTS = {
-    "PopmqConsumerFailing": {"failing"},
+    "PopmqConsumerFailing": {"failing", "sends-back"},
     "PopmqConsumerStuck": {"stuck"},
     "PopmqConsumerStopped": {"stopped"},
 }
@@ -64,7 +67,7 @@ def site() -> Iterator[Site]:
     core = CoreBroker()
     core.topic("orders", queues=1)
     core.topic("steps", queues=1, type=MessageType.FIFO)
-    for name in (*CONSUMERS, "pulls", "pulled", "pulls-slowly"):
+    for name in (*CONSUMERS, "pulls", "pulled", "pulls-slowly", "sends-back"):
         kind = GroupType.FIFO if name == "stuck" else GroupType.NORMAL
         core.group(name, type=kind, max_attempts=3)
     with ReportsServer(core) as server:
@@ -87,6 +90,9 @@ def _pass_a_second(site: Site, second: int) -> None:
     if second < 60:
         commit(core, "pulled", 2 * second)
     commit(core, "pulls-slowly", second)
+    for offset in (2 * second, 2 * second + 1):
+        send_back(core, "sends-back", offset)
+    commit(core, "sends-back", 2 * second + 2)
     if second % SCRAPES_S == 0:
         for metric in broker_metrics(core.broker):
             if metric.name.startswith(("consumer_", "group_messages_out")):
@@ -98,6 +104,14 @@ def _pass_a_second(site: Site, second: int) -> None:
                 )
                 site.scrapes[series].append(float(metric.value))
     core.advance(1_000)
+
+
+def send_back(core: CoreBroker, group: str, offset: int) -> None:
+    """As a push consumer over Remoting does that fails; its retry is an hour away."""
+    asked = SendBackRequest(
+        group=group, topic="orders", queue_offset=offset, attempt=1, delay_ms=3_600_000
+    )
+    core.reply(Kind.SEND_BACK, asked.SerializeToString())
 
 
 def of_command_line(site: Site) -> Verdicts:
@@ -146,9 +160,9 @@ def test_every_place_tells_the_same_verdict_and_it_is_right(spark: Any, site: Si
     for name, verdicts in places.items():
         assert verdicts == EXPECTED, name
     assert (status["verdict"], status["groups"]) == ("FAILING", len(EXPECTED))
-    assert (status["failing"], status["stopped"]) == (1, 2)
-    assert [row["verdict"] for row in status["worst"]] == ["FAILING", "STOPPED", "STOPPED"]
-    assert {row["group"] for row in status["worst"]} == {"failing", "stopped", "pulled"}
+    assert (status["failing"], status["stopped"]) == (2, 2)
+    assert [row["verdict"] for row in status["worst"]] == ["FAILING", "FAILING", "STOPPED"]
+    assert {row["group"] for row in status["worst"]} == {"failing", "sends-back", "stopped"}
     assert status["lag"] == sum(row["lag"] for row in lag.first.rows)
 
 
