@@ -172,3 +172,30 @@ def test_a_client_of_lite_topics_gets_those_that_can_be_opened() -> None:
     disk.faults.at_demand = None
     core.advance(100)
     assert [(bytes(late.head), late.attempt) for late in lite_receive(core)] == [(b"b", 1)]
+
+
+def test_chosen_messages_leave_when_an_ordered_queue_cannot_be_read_further() -> None:
+    """They were out of the order of their keys, and nothing would have delivered them."""
+    disk = NarrowDisk(random.Random(1))
+    core = CoreBroker(disk=disk)
+    core.topic("orders", queues=2, type=MessageType.FIFO)
+    core.group("g", type=GroupType.FIFO)
+
+    def put_in_order(number: int, queue_id: int) -> None:
+        key = grouped(b"k%d" % number)
+        entry = hop.PutEntry(MessageType.FIFO, b"%d" % number, key, 0, queue_id)
+        core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+
+    for number in (0, 1):
+        put_in_order(number, 0)
+    assert [bytes(got.head) for got in core.receive("orders", "g", limit=1)] == [b"0"]
+    put_in_order(2, 0)
+    put_in_order(3, 1)
+    made = core.broker.store.checkpoints.made
+    while core.broker.store.checkpoints.made == made:  # the index leaves the memory
+        core.advance(1_000)
+    assert [bytes(got.head) for got in core.receive("orders", "g", queue_id=1)] == [b"3"]
+    refuse(disk, Demand.DESCRIPTOR, "orders@64/0/")
+    assert [bytes(got.head) for got in core.receive("orders", "g", queue_id=0)] == [b"1"]
+    disk.faults.at_demand = None
+    assert [bytes(got.head) for got in core.receive("orders", "g")] == [b"2"]

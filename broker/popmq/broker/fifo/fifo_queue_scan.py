@@ -77,9 +77,9 @@ class FifoQueueScan:
                 try:
                     if not self._look_on():
                         break
-                except ColdRead:
+                except (ColdRead, OSError):
                     if taken:
-                        break  # these can leave; the next receive waits for the disk
+                        break  # these can leave; the next receive waits for the disk, or fails
                     raise
                 continue
             offset, unit = ready
@@ -96,11 +96,11 @@ class FifoQueueScan:
         return taken
 
     def read(self, taken: list[tuple[int, QueueUnit]]) -> list[tuple[int, StoredMessage]]:
-        """The chosen messages; a damaged one is passed over. ColdRead gives all of them back."""
+        """The chosen messages; a damaged one is passed over. An error gives all of them back."""
         missing = [(offset, unit) for offset, unit in taken if offset not in self._read]
         try:
             messages = self._messages(missing)
-        except ColdRead:
+        except (ColdRead, OSError):
             for offset, _ in taken:
                 self.order.returned(offset)
             raise
