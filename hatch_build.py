@@ -22,6 +22,7 @@ LEAN = (
     "connection",
     "frames",
     "headers",
+    "huffman",
     "inbox",
     "lanes",
     "messages",

@@ -18,6 +18,7 @@ from bench.cross_check import cross_check
 from bench.measure import Shape
 from bench.peers import cache
 from bench.report import machine, write
+from popmq.cli.load.http2 import HEADER_VARIANTS
 from popmq.common.errors import PopmqError
 
 QUICK = ("unary", "open", "mixed", "delays", "idle", "polls", "start")
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     core_of.add_argument("--against", default="main", help="the commit; default: %(default)s")
     core_of.add_argument("--rounds", type=int, default=10)
     core_of.add_argument("--messages", type=int, default=8_192, help="of each round")
-    core_of.add_argument("--headers", default="plain", choices=("indexed", "plain", "huffman"))
+    core_of.add_argument("--headers", default="plain", choices=HEADER_VARIANTS)
     core_of.set_defaults(run=run_core)
     quick = commands.add_parser("quick", help="both in about three minutes, with what is fetched")
     quick.set_defaults(run=run_quick)

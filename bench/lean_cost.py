@@ -2,17 +2,15 @@
 
     python -m bench.lean_cost [--calls 200000] [--per-tick 16] [--body 1263]
 
-No socket and no loop, so it is the part that is ours.  `indexed` repeats one header block, as
-h2load does; `plain` has three literals that change with every call, as Netty sends them;
-`huffman` codes them, as Go, Rust and Node do.  Every answer is counted.
+No socket and no loop, so it is the part that is ours.  The variants of headers are those of our
+load generator.  Every answer is counted.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from hpack import Encoder
-
+from popmq.cli.load.http2 import HEADER_VARIANTS, HeaderBlocks, Headers
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.interface import Call, Method, MethodType
 from popmq.proxy.transport.lean import frames
@@ -23,51 +21,9 @@ from popmq.proxy.transport.lean.messages import InflationTurns
 from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX
 
 PATH = "/apache.rocketmq.v2.MessagingService/SendMessage"
-FIXED = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", PATH),
-    (":authority", "127.0.0.1:8081"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-    ("user-agent", "grpc-bench/1.0"),
-    ("x-mq-protocol", "v2"),
-    ("x-mq-language", "JAVA"),
-    ("x-mq-client-version", "5.2.0"),
-    ("x-mq-client-id", "bench@1@0@aaaaaaaa"),
-    ("x-mq-namespace", ""),
-]
 ANSWER = b"r" * 64
 OK = b"\x0bgrpc-status\x010"
 WINDOW = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
-
-
-def blocks(encoder: Encoder, variant: str) -> Iterator[bytes]:
-    encoder.encode(FIXED, huffman=False)
-    fixed = encoder.encode(FIXED, huffman=False)
-    number = 0
-    while True:
-        number += 1
-        if variant == "indexed":
-            yield fixed
-            continue
-        changing = (
-            (b"x-mq-request-id", b"0f3c8a52-7d61-4b7e-9d55-%012d" % number),
-            (b"x-mq-date-time", b"20261121T%06dZ" % (number % 1_000_000)),
-            (b"grpc-timeout", b"%du" % (2_000_000 + number % 1_000_000)),
-        )
-        yield fixed + b"".join(_literal(n, v, encoder, variant) for n, v in changing)
-
-
-def _literal(name: bytes, value: bytes, encoder: Encoder, variant: str) -> bytes:
-    coded = value if variant == "plain" else encoder.huffman_coder.encode(value)
-    high = 0 if variant == "plain" else 0x80
-    return bytes((0, len(name))) + name + bytes((high | len(coded),)) + coded
-
-
-def first_blocks(encoder: Encoder) -> bytes:
-    """What fills the table of the connection."""
-    return Encoder().encode(FIXED, huffman=False)
 
 
 def answer(call: Call, data: bytes) -> None:
@@ -88,10 +44,8 @@ def run(variant: str, calls: int, per_tick: int, body: bytes) -> float:
         SharedInflow(LeanSettings(), InflationTurns(lambda _: None)),
     )
     connection.receive(frames.PREFACE + frames.settings({}) + WINDOW, 0)
-    encoder = Encoder()
-    opening = first_blocks(encoder)
-    connection.receive(frames.frame(frames.HEADERS, 0x5, 1, opening), 0)
-    new_blocks = blocks(encoder, variant)
+    blocks = HeaderBlocks(Headers("127.0.0.1:8081", "bench@1@0@aaaaaaaa", variant))
+    connection.receive(frames.frame(frames.HEADERS, 0x5, 1, blocks.block(PATH)), 0)
     message = MESSAGE_PREFIX.pack(0, len(body)) + body
     connection.outbox.take()
     spent, answered, stream_id = 0, 0, 3
@@ -100,7 +54,7 @@ def run(variant: str, calls: int, per_tick: int, body: bytes) -> float:
         for _ in range(200):
             parts = []
             for _ in range(per_tick):
-                parts.append(frames.frame(frames.HEADERS, 0x4, stream_id, next(new_blocks)))
+                parts.append(frames.frame(frames.HEADERS, 0x4, stream_id, blocks.block(PATH)))
                 parts.append(frames.frame(frames.DATA, 0x1, stream_id, message))
                 stream_id += 2
             ticks.append(b"".join(parts))
@@ -145,7 +99,7 @@ def main() -> None:
     args = parser.parse_args()
     show: Callable[[str], None] = print
     show(f"{args.calls} calls, {args.per_tick} a read, messages of {args.body} bytes")
-    for variant in ("indexed", "plain", "huffman"):
+    for variant in HEADER_VARIANTS:
         best = min(run(variant, args.calls // 4, args.per_tick, b"x" * args.body) for _ in range(4))
         show(f"{variant:8} {best:6.2f} us a call (best of 4)")
 

@@ -6,9 +6,10 @@ import pytest
 
 from bench import core
 from bench.core_cost import Core, measure
+from popmq.cli.load.http2 import HEADER_VARIANTS
 
 
-@pytest.mark.parametrize("headers", ["indexed", "plain", "huffman"])
+@pytest.mark.parametrize("headers", HEADER_VARIANTS)
 def test_every_call_of_a_round_is_answered_and_takes_the_lane(tmp_path: Path, headers: str) -> None:
     world = Core(str(tmp_path), headers)
     world.turn()

@@ -4,6 +4,8 @@ import random
 
 import pytest
 from hpack import Decoder, Encoder
+from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman as library_decode
 from hpack.table import HeaderTable
 from proxy.lean.peer import decoded, request_headers
 
@@ -11,12 +13,16 @@ from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import replies
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, Http2FrameReader
 from popmq.proxy.transport.lean.headers import (
+    CHANGING_NAMES,
     KEPT_HEADS,
+    LAZY_NAMES,
     HeaderBlock,
     HeaderDecoder,
     Malformed,
     RequestHead,
+    RequestShape,
 )
+from popmq.proxy.transport.lean.huffman import decode_huffman
 from popmq.proxy.transport.lean.metadata import HuffmanCoded
 
 MAX = 32 << 10
@@ -89,7 +95,7 @@ def test_a_block_that_left_the_table_alone_is_decoded_once_until_the_table_chang
     # The same bytes mean other entries now: x-new pushed them one place on.
     with pytest.raises(Malformed):
         ours.request(block)
-    assert ours.request(encoder.encode(request_headers("/s/one"))).path == "/s/one"
+    assert ours.request(encoder.encode(request_headers("/s/one"))).shape.path == "/s/one"
 
 
 def test_the_kept_results_of_a_connection_are_bounded() -> None:
@@ -98,7 +104,7 @@ def test_the_kept_results_of_a_connection_are_bounded() -> None:
     for number in range(3 * KEPT_HEADS):
         ours.request(start + replies._literal("x-number", str(number)))
     assert len(ours._heads) <= KEPT_HEADS
-    assert len(ours._runs) <= KEPT_HEADS
+    assert len(ours._shapes) <= KEPT_HEADS
 
 
 def test_a_value_that_changes_with_every_call_is_decoded_when_it_is_asked_for() -> None:
@@ -111,6 +117,119 @@ def test_a_value_that_changes_with_every_call_is_decoded_when_it_is_asked_for() 
     assert type(head.metadata._fields["x-mq-request-id"]) is HuffmanCoded
     assert head.metadata.get("x-mq-request-id") == "4711-4712"
     assert head.metadata["x-mq-request-id"] == "4711-4712"
+
+
+VALUES = [
+    "2026-11-29",
+    "0ce0c3f2-42b8-45d1-941e-a39bdaadcb2c",
+    "3000m",
+    "two words",
+    " a blank before",
+    "a tab behind\t",
+    "a break\nwithin",
+    "ä",
+    "",
+    "x" * 130,
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_that_differ_in_a_few_values_are_decoded_as_the_library_does(seed: int) -> None:
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    encoder, oracle, ours = Encoder(), Decoder(), HeaderDecoder(1 << 20)
+    names = sorted(CHANGING_NAMES)
+    for _ in range(100):
+        changing = [
+            (name, chance.choice(VALUES), chance.random() < 0.8)
+            for name in chance.sample(names, chance.randint(0, 3))
+        ]
+        path = chance.choice(["/s/one", "/s/two"])
+        fixed = [(name, value, False) for name, value in request_headers(path)]
+        block = encoder.encode([*fixed, *changing], huffman=chance.random() < 0.3)
+        decoded_fields = oracle.decode(block, raw=True)
+        if any(is_forbidden(value) and not kept for _, value, kept in changing):
+            return  # it would go into the table, which ends the connection
+        try:
+            head = ours.request(block)
+        except Malformed:
+            assert any(is_forbidden(value) for _, value, _ in changing)
+            continue
+        expected = {name.decode(): value.decode("latin-1") for name, value in decoded_fields}
+        assert head.shape.path == path
+        assert head.timeout.decode("latin-1") == expected.get("grpc-timeout", "")
+        seen = {name: head.metadata[name] for name in head.metadata}
+        assert seen == {name: expected[name] for name in seen}
+        assert {name for name, _, _ in changing} - {"grpc-timeout"} <= seen.keys()
+        assert not any(is_forbidden(expected[name]) for name in seen if name not in LAZY_NAMES)
+
+
+def is_forbidden(value: str) -> bool:
+    return value.strip(" \t") != value or "\n" in value
+
+
+def test_calls_of_one_client_share_all_but_the_values_that_change() -> None:
+    ours = HeaderDecoder(MAX)
+    encoder = Encoder()
+    heads = []
+    for number in range(4):
+        for name in ("x-mq-request-id", "grpc-timeout"):  # in the table, as Java and Node have them
+            fields = [*request_headers("/s/one"), (name, f"{number}S")]
+            heads.append((name, number, ours.request(encoder.encode(fields))))
+    shapes = {head.shape for _, _, head in heads}
+    assert len(shapes) == 2
+    for name, number, head in heads:
+        if name == "grpc-timeout":
+            assert (head.timeout_ms(), head.metadata.get("x-mq-request-id")) == (number * 1000, "")
+        else:
+            assert (head.timeout_ms(), head.metadata.get("x-mq-request-id")) == (None, f"{number}S")
+
+
+@pytest.mark.parametrize("huffman", [False, True])
+def test_a_broken_value_in_the_place_of_one_that_changes_is_found(huffman: bool) -> None:
+    ours, encoder = HeaderDecoder(MAX), Encoder()
+    ours.request(encoder.encode(request_headers("/s/one")))
+
+    def block(timeout: str) -> bytes:
+        fixed = [(name, value, False) for name, value in request_headers("/s/one")]
+        return encoder.encode([*fixed, ("grpc-timeout", timeout, True)], huffman=huffman)
+
+    assert ours.request(block("2999u")).timeout_ms() == 2
+    assert ours.request(block("2000u")).timeout_ms() == 2
+    good = block("3999u")
+    assert ours.request(good).timeout_ms() == 3
+    broken = good[:-4] + b"\xff" * 4
+    if huffman:
+        with pytest.raises(ConnectionFault) as caught:
+            ours.request(broken)
+        assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    else:
+        with pytest.raises(Malformed):
+            ours.request(broken).timeout_ms()
+        with pytest.raises(Malformed):
+            ours.request(block("200 \t"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_huffman_codes_are_decoded_as_the_library_does(seed: int) -> None:
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    coder = Encoder().huffman_coder
+    for _ in range(200):
+        text = chance.randbytes(chance.choice([0, 1, 5, 40]))
+        coded = coder.encode(text)
+        assert decode_huffman(coded) == text
+        damaged = bytes(byte ^ (chance.random() < 0.1) << chance.randrange(8) for byte in coded)
+        damaged = damaged[: chance.randint(0, len(damaged))]
+        try:
+            expected: bytes | None = bytes(library_decode(damaged))
+        except HPACKError:
+            expected = None
+        try:
+            decoded_text: bytes | None = decode_huffman(damaged)
+        except HPACKError:
+            decoded_text = None
+        assert decoded_text == expected
 
 
 def test_a_wrong_code_in_such_a_value_is_an_empty_value() -> None:
@@ -231,10 +350,7 @@ def test_trailers_may_hold_no_pseudo_header() -> None:
     ],
 )
 def test_a_deadline_is_read_in_each_unit(text: str, wanted_ms: int | None) -> None:
-    result = {b":method": b"POST", b":scheme": b"http", b":path": b"/"}
-    head = RequestHead(
-        {name.decode(): value for name, value in result.items()} | {"grpc-timeout": text.encode()}
-    )
+    head = head_with(text)
     if text == "1892159940S":  # more digits than the protocol has; clients use a larger unit
         with pytest.raises(Malformed):
             head.timeout_ms()
@@ -244,9 +360,13 @@ def test_a_deadline_is_read_in_each_unit(text: str, wanted_ms: int | None) -> No
 
 @pytest.mark.parametrize("text", ["5", "S", "-5S", "5s", "1.5S", "٣S"])
 def test_what_is_no_deadline_is_malformed(text: str) -> None:
-    result = {":method": b"POST", ":scheme": b"http", ":path": b"/", "grpc-timeout": text.encode()}
     with pytest.raises(Malformed):
-        RequestHead(result).timeout_ms()
+        head_with(text).timeout_ms()
+
+
+def head_with(timeout: str) -> RequestHead:
+    shape = RequestShape([(":method", b"POST"), (":scheme", b"http"), (":path", b"/")])
+    return RequestHead(shape, {"grpc-timeout": timeout.encode()})
 
 
 def fill(block: HeaderBlock, part: bytes) -> None:

@@ -25,7 +25,7 @@ OnPart = Callable[[bytes], None]
 
 GRPC_OK = "0"
 MAX_BODY_BYTES = frames.DEFAULT_WINDOW - 5_535  # one message must fit the first window
-HEADER_VARIANTS = ("indexed", "plain", "huffman")
+HEADER_VARIANTS = ("indexed", "plain", "java", "node")
 MESSAGE_HEAD = struct.Struct(">BI")
 
 _FRAME = struct.Struct(">HBBBI")
@@ -41,8 +41,9 @@ class Headers:
     """What every call carries.
 
     `variant` says how the three headers that a client changes with each call travel: `indexed`
-    repeats them (as h2load does), `plain` has new literals (Netty), `huffman` codes them (Go).
-    The date of a call that is signed goes with its signature.
+    repeats them (as h2load does).  The others are those of official clients: `plain` (Python) has
+    literals that no table gets, `java` puts plain values into the server's table, and `node` codes
+    them first.  The date of a call that is signed goes with its signature.
     """
 
     authority: str
@@ -89,19 +90,24 @@ class HeaderBlocks:
     _signed_until_s: float = 0.0
 
     def block(self, path: str) -> bytes:
-        block = self._stable.get(path) or self._encode(path)
+        block = b""
+        if self.headers.variant in ("indexed", "plain"):
+            block = self._stable.get(path) or self._encode(path)
         if self.headers.is_signed:
             block += self._signed()
         if self.headers.variant == "indexed":
             return block
         number = next(self._numbers)
         values = {
-            "x-mq-request-id": b"%036d" % number,
-            DATE_HEADER: b"20260101T%06dZ" % (number % 1_000_000),
-            "grpc-timeout": b"%dm" % (self.headers.timeout_s * 1000 + number % 1000),
+            "x-mq-request-id": f"{number:036d}",
+            DATE_HEADER: f"20260101T{number // 1_000 % 1_000_000:06d}Z",
+            "grpc-timeout": f"{self.headers.timeout_s * 1000 + number % 1000}m",
         }
-        changing = self.headers.changing()
-        return block + b"".join(self._literal(name, values[name]) for name in changing)
+        changing = [(name, values[name]) for name in self.headers.changing()]
+        if self.headers.variant == "plain":
+            return block + b"".join(_literal(name, value) for name, value in changing)
+        fields = [*self.headers.fields(path), *changing]
+        return self.encoder.encode(fields, huffman=self.headers.variant == "node") + block
 
     def _signed(self) -> bytes:
         """Date and signature, as literals that no table gets."""
@@ -123,12 +129,10 @@ class HeaderBlocks:
             self._stable.clear()
         return block
 
-    def _literal(self, name: str, value: bytes) -> bytes:
-        """A literal that is not put into the table; both texts are shorter than 127 bytes."""
-        coded, flag = value, 0
-        if self.headers.variant == "huffman":
-            coded, flag = self.encoder.huffman_coder.encode(value), 0x80
-        return bytes((0, len(name))) + name.encode() + bytes((flag | len(coded),)) + coded
+
+def _literal(name: str, value: str) -> bytes:
+    """A literal that is not put into the table; both texts are shorter than 127 bytes."""
+    return bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()
 
 
 class Http2Channel(Channel):

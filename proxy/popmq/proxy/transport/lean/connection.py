@@ -297,12 +297,12 @@ class LeanConnection:
         self._half_closed(stream)
 
     def open_stream(self, stream_id: int, ends: bool, head: RequestHead) -> None:
-        stream = self.new_stream(stream_id, head, self._methods.get(head.path, _UNKNOWN))
+        stream = self.new_stream(stream_id, head, self._methods.get(head.shape.path, _UNKNOWN))
         self.counters.streams += 1
-        stream.remote_closed = ends and head.content_length <= 0
-        if head.method != b"POST":
+        stream.remote_closed = ends and head.shape.content_length <= 0
+        if head.shape.method != b"POST":
             stream.plain_status = 405
-        elif not head.is_grpc:
+        elif not head.shape.is_grpc:
             stream.plain_status = 415
         else:
             self._open_call(stream, head)
@@ -349,10 +349,10 @@ class LeanConnection:
             stream.finish(GrpcStatus.UNAVAILABLE, self.refused)
             return
         if stream.method is _UNKNOWN:
-            stream.finish(GrpcStatus.UNIMPLEMENTED, f"there is no method {head.path}")
+            stream.finish(GrpcStatus.UNIMPLEMENTED, f"there is no method {head.shape.path}")
             return
-        if head.encoding not in ENCODINGS:
-            name = head.encoding.decode("latin-1")
+        if head.shape.encoding not in ENCODINGS:
+            name = head.shape.encoding.decode("latin-1")
             stream.finish(GrpcStatus.UNIMPLEMENTED, f"grpc-encoding {name} is not known here")
             return
         if head.timeout:
@@ -385,7 +385,7 @@ class LeanConnection:
             self._half_closed(stream)
 
     def _half_closed(self, stream: Stream) -> None:
-        length = stream.head.content_length
+        length = stream.head.shape.content_length
         if length >= 0 and length != stream.content_bytes:
             raise StreamFault(
                 stream.stream_id, ErrorCode.PROTOCOL_ERROR, "content-length is not what came"

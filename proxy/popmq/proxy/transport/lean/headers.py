@@ -2,11 +2,13 @@
 
 One decoder per connection, as the dynamic table is state of a connection: every block must be
 decoded, in order, also those of streams that are refused.  A block that left the table alone
-means the same until the table changes, so its result is kept.  Values that change with every
-call and that hardly anybody reads stay Huffman-coded until they are asked for.
+means the same until the table changes, so its result is kept.  Calls of one client differ in a
+few values, which are kept apart from what the calls have in common (`RequestShape`).
 """
 
 import re
+from collections import deque
+from typing import NamedTuple
 
 from hpack.exceptions import HPACKError
 from hpack.table import HeaderTable
@@ -27,16 +29,20 @@ KEPT_HEADS = 64
 MAX_KEPT_BLOCK = 1_024
 MAX_HEADER_FRAMES = 32  # HEADERS and its CONTINUATIONs
 MAX_SIZE_UPDATES = 2  # RFC 7541, section 4.2
+TABLE_BYTES = HeaderTable.DEFAULT_SIZE  # of the dynamic table; our SETTINGS name no other
 _LONGEST_INTEGER = 5  # bytes behind the prefix: 35 bits
 
-# Nobody decides on these; the Huffman code of a field costs more than the rest of its call.
+# No handler decides by these; the Huffman code of a field costs more than the rest of its call.
 LAZY_NAMES = frozenset({"x-mq-request-id", "x-mq-date-time", "traceparent", "tracestate"})
+# Fields of which each call has a value of its own.
+CHANGING_NAMES = LAZY_NAMES | {"grpc-timeout", "authorization"}
 _GRPC_KINDS = (b"application/grpc+", b"application/grpc;")  # not grpc-web
 _OF_HTTP_1 = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 # Indexed fields, each in one byte: what a client repeats with every call.
 _INDEXED_RUN = re.compile(rb"[\x80-\xfe]*")
+_VISIBLE = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
 _GOOD_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BLANKS = b" \t"  # neither first nor last in a value
 _BREAKS = b"\0\r\n"  # nowhere in a value
@@ -49,46 +55,14 @@ class Malformed(Exception):
 Field = tuple[str, bytes]  # a malformed name is ""
 
 
-class Gathered:
-    """Fields of a request so far, in the order in which they may come."""
+class RequestShape:
+    """What header blocks have in common that differ in the values of CHANGING_NAMES alone."""
 
-    __slots__ = ("found", "plain")
+    __slots__ = ("accepted", "content_length", "encoding", "fields", "is_grpc", "method", "path")
 
-    def __init__(self, before: "Gathered | None" = None) -> None:
-        self.found: dict[str, bytes] = {} if before is None else before.found.copy()
-        # Whether a field came that is no pseudo-header.
-        self.plain: bool = before is not None and before.plain
-
-    def add(self, fields: list[Field]) -> None:
+    def __init__(self, fields: list[Field]) -> None:
         """Raises Malformed."""
-        headers = self.found
-        for name, value in fields:
-            if name[:1] == ":":
-                if self.plain or name in headers or name not in PSEUDO:
-                    raise Malformed(f"{name} is unknown, comes twice, or behind other fields")
-            elif name:
-                self.plain = True
-            else:
-                raise Malformed("a field has a name or a value that HTTP/2 forbids")
-            headers[name] = value
-
-
-class RequestHead:
-    """What the header block of a request says. Shared by calls whose blocks were the same."""
-
-    __slots__ = (
-        "accepted",
-        "content_length",
-        "encoding",
-        "is_grpc",
-        "metadata",
-        "method",
-        "path",
-        "timeout",
-    )
-
-    def __init__(self, headers: dict[str, bytes]) -> None:
-        """Raises Malformed."""
+        self.fields = headers = _in_order(fields)
         get = headers.get
         self.method = get(":method", b"")
         path = get(":path", b"")
@@ -100,10 +74,43 @@ class RequestHead:
         kind = get("content-type", b"")
         self.is_grpc = kind == b"application/grpc" or kind.startswith(_GRPC_KINDS)
         self.content_length = _length(get("content-length", b""))
-        self.timeout = get("grpc-timeout", b"")
         self.encoding = get("grpc-encoding", b"")
         self.accepted = get("grpc-accept-encoding", b"")
-        self.metadata = Metadata(headers)
+
+
+def _in_order(fields: list[Field]) -> dict[str, bytes]:
+    """The fields of a request by name. Raises Malformed for a wrong name or order."""
+    headers: dict[str, bytes] = {}
+    plain = False  # whether a field came that is no pseudo-header
+    for name, value in fields:
+        if name[:1] == ":":
+            if plain or name in headers or name not in PSEUDO:
+                raise Malformed(f"{name} is unknown, comes twice, or behind other fields")
+        elif name:
+            plain = True
+        else:
+            raise Malformed("a field has a name or a value that HTTP/2 forbids")
+        headers[name] = value
+    return headers
+
+
+class RequestHead:
+    """The header block of a request. Shared by calls whose blocks were the same."""
+
+    __slots__ = ("_changing", "_metadata", "shape", "timeout")
+
+    def __init__(self, shape: RequestShape, changing: dict[str, bytes]) -> None:
+        """`changing`: the values of CHANGING_NAMES that came."""
+        self.shape = shape
+        self.timeout = changing.get("grpc-timeout", b"")
+        self._changing = changing
+        self._metadata: Metadata | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        if self._metadata is None:
+            self._metadata = Metadata(self.shape.fields | self._changing)
+        return self._metadata
 
     def timeout_ms(self) -> int | None:
         """Milliseconds that the client gave this call; None without a limit.
@@ -163,28 +170,96 @@ class HeaderBlock:
         return taken
 
 
+class Changing(NamedTuple):
+    """Where in a block a value of CHANGING_NAMES stands that the table does not keep."""
+
+    name: str
+    start: int
+    stop: int
+    coded: bool
+
+
+class _Template:
+    """A block that left the table alone; others mean the same but for the values that change."""
+
+    __slots__ = ("_changing", "_pieces", "_size", "shape")
+
+    def __init__(self, block: bytes, changing: list[Changing], shape: RequestShape) -> None:
+        self.shape = shape
+        self._size = len(block)
+        self._changing = changing
+        starts = [0, *(value.stop for value in changing)]
+        stops = [*(value.start for value in changing), len(block)]
+        self._pieces = [
+            (start, stop, block[start:stop]) for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    def values(self, block: bytes) -> dict[str, bytes] | None:
+        """Those of a block that differs in nothing else; None if it has to be decoded.
+
+        Raises HPACKError for what is no Huffman code.
+        """
+        if len(block) != self._size:
+            return None
+        for start, stop, piece in self._pieces:
+            if block[start:stop] != piece:
+                return None
+        values: dict[str, bytes] = {}
+        for name, start, stop, coded in self._changing:
+            value = block[start:stop]
+            if not coded:
+                if not _VISIBLE.fullmatch(value):
+                    return None
+            elif name in LAZY_NAMES:
+                value = HuffmanCoded(value)
+            else:
+                value = plain_text(HuffmanCoded(value))
+                if not _VISIBLE.fullmatch(value):
+                    return None
+            values[name] = value
+        return values
+
+
 class HeaderDecoder:
     """Decodes the header blocks of one connection, each exactly once and in their order."""
 
     def __init__(self, max_header_bytes: int) -> None:
-        self._table = HeaderTable()
-        self._allowed_table_bytes = self._table.maxsize
+        # The dynamic table, the newest entry first: fields with their sizes.
+        self._entries: deque[tuple[Field, int]] = deque()
+        self._table_bytes = 0
+        self._max_table_bytes = TABLE_BYTES
         self._max_header_bytes = max_header_bytes
         self._heads: dict[bytes, RequestHead] = {}
-        self._runs: dict[bytes, tuple[Gathered, int]] = {}  # with their size
+        # By the indexed fields with which a block begins.
+        self._templates: dict[bytes, _Template] = {}
+        self._shapes: dict[tuple[Field | str, ...], RequestShape] = {}
 
     def request(self, block: bytes) -> RequestHead:
         """Raises Malformed, or ConnectionFault when the state is lost or a bound is passed."""
         head = self._heads.get(block)
-        if head is None:
-            before, size, start = self._run(block)
-            fields, changed = self.fields(block, start, size)
-            if changed:
-                self._forget()
-            gathered = Gathered(before)
-            gathered.add(fields)
-            head = RequestHead(gathered.found)
-            if not changed and len(block) <= MAX_KEPT_BLOCK:
+        if head is not None:
+            return head
+        match = _INDEXED_RUN.match(block)
+        run = match.group() if match else b""
+        template = self._templates.get(run)
+        if template is not None:
+            try:
+                values = template.values(block)
+            except HPACKError as error:
+                raise _undecodable() from error
+            if values is not None:
+                return RequestHead(template.shape, values)
+        fields, changed, changing = self._fields(block)
+        if changed:
+            self._forget()
+        shape = self._shape(fields)
+        head = RequestHead(
+            shape, {field[0]: field[1] for field in fields if field[0] in CHANGING_NAMES}
+        )
+        if not changed and len(block) <= MAX_KEPT_BLOCK:
+            if changing:
+                kept_in(self._templates, run, _Template(block, changing, shape), KEPT_HEADS)
+            else:
                 kept_in(self._heads, block, head, KEPT_HEADS)
         return head
 
@@ -196,43 +271,37 @@ class HeaderDecoder:
         if any(not name or name[0] == ":" for name, _ in fields):
             raise Malformed("a field that does not belong into trailers")
 
+    def fields(self, block: bytes) -> tuple[list[Field], bool]:
+        """The fields of a block, and whether they changed the dynamic table."""
+        fields, changed, _ = self._fields(block)
+        return fields, changed
+
+    def _fields(self, block: bytes) -> tuple[list[Field], bool, list[Changing]]:
+        try:
+            return self._decode(block)
+        except (IndexError, HPACKError) as error:
+            raise _undecodable() from error
+
+    def _shape(self, fields: list[Field]) -> RequestShape:
+        key = tuple([field[0] if field[0] in CHANGING_NAMES else field for field in fields])
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = RequestShape(fields)
+            for name in CHANGING_NAMES:
+                shape.fields.pop(name, None)
+            kept_in(self._shapes, key, shape, KEPT_HEADS)
+        return shape
+
     def _forget(self) -> None:
         self._heads.clear()
-        self._runs.clear()
+        self._templates.clear()
 
-    def _run(self, block: bytes) -> tuple[Gathered | None, int, int]:
-        """What the block starts with, its size, and where it ends."""
-        match = _INDEXED_RUN.match(block)
-        end = match.end() if match else 0
-        if not 0 < end <= MAX_KEPT_BLOCK:
-            return None, 0, 0
-        run = block[:end]
-        kept = self._runs.get(run)
-        if kept is None:
-            fields, _ = self.fields(run)
-            gathered = Gathered()
-            try:
-                gathered.add(fields)
-            except Malformed:
-                return None, 0, 0  # the whole block will say so, once the table has all of it
-            size = sum(len(name) + len(value) + ENTRY_OVERHEAD for name, value in fields)
-            kept = kept_in(self._runs, run, (gathered, size), KEPT_HEADS)
-        return *kept, end
-
-    def fields(self, block: bytes, start: int = 0, size: int = 0) -> tuple[list[Field], bool]:
-        """The fields of a block from `start` on, and whether they changed the dynamic table.
-
-        `size` is that of the fields before.
-        """
-        try:
-            return self._decode(block, start, size)
-        except (IndexError, HPACKError) as error:
-            raise _lost("the header block cannot be decoded") from error
-
-    def _decode(self, block: bytes, start: int, size: int) -> tuple[list[Field], bool]:
+    def _decode(self, block: bytes) -> tuple[list[Field], bool, list[Changing]]:
         fields: list[Field] = []
-        dynamic, names, end = self._table.dynamic_entries, _NAMES, len(block)
-        position, changed = self._size_updates(block) if start == 0 else (start, False)
+        changing: list[Changing] = []
+        entries, end = self._entries, len(block)
+        position, changed = self._size_updates(block)
+        left = self._max_header_bytes
         while position < end:
             first = block[position]
             position += 1
@@ -240,66 +309,75 @@ class HeaderDecoder:
                 index = first & 0x7F
                 if index == 0x7F:
                     index, position = _long_integer(block, position, 0x7F)
-                if index <= STATIC_ENTRIES:
-                    if index == 0:
-                        raise _lost("a field has index 0")
-                    name, value = _STATIC[index]
+                if index > STATIC_ENTRIES:
+                    field, size = entries[index - STATIC_ENTRIES - 1]
+                elif index:
+                    field, size = _STATIC[index]
                 else:
-                    raw_name, value = dynamic[index - STATIC_ENTRIES - 1]
-                    name = _name(raw_name)
-                size += len(name) + len(value) + ENTRY_OVERHEAD
+                    raise _lost("a field has index 0")
             else:
                 if 0x20 <= first < 0x40:
                     raise _lost("the table's size is updated behind a field")
-                mask = 0x3F if first >= 0x40 else 0x0F
-                index = first & mask
-                if index == mask:
-                    index, position = _long_integer(block, position, mask)
-                if index == 0:
-                    length = block[position]
-                    if length < 0x7F:
-                        raw_name = block[position + 1 : position + 1 + length]
-                        position += 1 + length
-                    else:
-                        text, position = _string(block, position)
-                        raw_name = plain_text(text)
-                    name = names[raw_name] if raw_name in names else _name(raw_name)
-                elif index <= STATIC_ENTRIES:
-                    name = _STATIC[index][0]
-                    raw_name = name.encode()
-                else:
-                    raw_name = dynamic[index - STATIC_ENTRIES - 1][0]
-                    name = _name(raw_name)
-                length = block[position]
-                if length < 0x7F:
-                    value = block[position + 1 : position + 1 + length]
-                    position += 1 + length
+                name, position = self._name_at(block, position, first)
+                size = block[position]
+                start = position + 1
+                position = start + size
+                if size < 0x7F:
+                    value = block[start:position]
                     if position > end:
                         raise _lost("a string is longer than its block")
                 else:
-                    value, position = _string(block, position)
-                    if type(value) is HuffmanCoded and (first >= 0x40 or name not in LAZY_NAMES):
-                        value = plain_text(value)
-                if type(value) is bytes and (
-                    value.strip(_BLANKS) != value or value.translate(None, _BREAKS) != value
-                ):
-                    name = ""
+                    value, position = _string(block, start - 1)
+                    start = position - len(value)
+                coded = type(value) is HuffmanCoded
+                if not coded or first >= 0x40 or name not in LAZY_NAMES:
+                    value = plain_text(value)
+                    size = len(name) + len(value) + ENTRY_OVERHEAD
+                    if value.strip(_BLANKS) != value or value.translate(None, _BREAKS) != value:
+                        name = ""
+                else:  # no code is shorter than 5 bits
+                    size = len(name) + len(value) * 8 // 5 + ENTRY_OVERHEAD
+                field = name, value
                 if first >= 0x40:
                     if not name:
                         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a field HTTP/2 forbids")
-                    self._table.add(raw_name, value)
+                    self._add(field, size)
                     changed = True
-                # No code is shorter than 5 bits, so a coded value counts for what it can be.
-                long = len(value) * 8 // 5 if type(value) is HuffmanCoded else len(value)
-                size += len(raw_name) + long + ENTRY_OVERHEAD
-            if size > self._max_header_bytes:
+                elif name in CHANGING_NAMES:
+                    changing.append(Changing(name, start, position, coded))
+            left -= size
+            if left < 0:
                 raise ConnectionFault(
                     ErrorCode.ENHANCE_YOUR_CALM,
                     f"more than {self._max_header_bytes} bytes of headers (lean.max_header_bytes)",
                     "header_bytes",
                 )
-            fields.append((name, value))
-        return fields, changed
+            fields.append(field)
+        return fields, changed, changing
+
+    def _name_at(self, block: bytes, position: int, first: int) -> tuple[str, int]:
+        """Of a literal whose first byte is before `position`, and where its value begins."""
+        mask = 0x3F if first >= 0x40 else 0x0F
+        index = first & mask
+        if index == mask:
+            index, position = _long_integer(block, position, mask)
+        if index > STATIC_ENTRIES:
+            return self._entries[index - STATIC_ENTRIES - 1][0][0], position
+        if index:
+            return _STATIC[index][0][0], position
+        text, position = _string(block, position)
+        raw_name = plain_text(text)
+        return _NAMES.get(raw_name) or _name(raw_name), position
+
+    def _add(self, field: Field, size: int) -> None:
+        """RFC 7541, section 4.4: an entry larger than the table empties it."""
+        self._entries.appendleft((field, size))
+        self._table_bytes += size
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._table_bytes > self._max_table_bytes:
+            self._table_bytes -= self._entries.pop()[1]
 
     def _size_updates(self, block: bytes) -> tuple[int, bool]:
         position, count = 0, 0
@@ -309,10 +387,15 @@ class HeaderDecoder:
             if size == 0x1F:
                 size, position = _long_integer(block, position, 0x1F)
             count += 1
-            if size > self._allowed_table_bytes or count > MAX_SIZE_UPDATES:
+            if size > TABLE_BYTES or count > MAX_SIZE_UPDATES:
                 raise _lost(f"update {count} of the table's size is {size}")
-            self._table.maxsize = size
+            self._max_table_bytes = size
+            self._evict()
         return position, count > 0
+
+
+def _undecodable() -> ConnectionFault:
+    return _lost("the header block cannot be decoded")
 
 
 def _lost(why: str) -> ConnectionFault:
@@ -366,6 +449,9 @@ def _length(text: bytes) -> int:
     return int(text)
 
 
-_STATIC: list[tuple[str, bytes]] = [("", b"")] + [
-    ("" if name in _OF_HTTP_1 else name.decode(), value) for name, value in HeaderTable.STATIC_TABLE
-]
+def _static_entry(raw_name: bytes, value: bytes) -> tuple[Field, int]:
+    name = "" if raw_name in _OF_HTTP_1 else raw_name.decode()
+    return (name, value), len(raw_name) + len(value) + ENTRY_OVERHEAD
+
+
+_STATIC = [(("", b""), 0)] + [_static_entry(*entry) for entry in HeaderTable.STATIC_TABLE]

@@ -136,7 +136,7 @@ class Inbox:
                 ErrorCode.FLOW_CONTROL_ERROR,
                 "more DATA than the stream's window",
             )
-        if stream.head.content_length >= 0:
+        if stream.head.shape.content_length >= 0:
             stream.content_bytes += len(content)
         if content and not (stream.finished or stream.plain_status):
             self._content(stream, content, ends)
@@ -182,7 +182,7 @@ class Inbox:
                         self._check_incoming(stream)
                     return
             reader = stream.reader = GrpcMessageReader(
-                stream.head.encoding, max_bytes, min(max_bytes, limits.max_inflated_bytes)
+                stream.head.shape.encoding, max_bytes, min(max_bytes, limits.max_inflated_bytes)
             )
         reader.feed(content)
         if reader.waits:

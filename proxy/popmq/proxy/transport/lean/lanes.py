@@ -11,7 +11,7 @@ general path goes on with it.
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from popmq.common.quantities import KIB
 from popmq.common.settings.lean_settings import LeanSettings
@@ -59,38 +59,36 @@ class LaneOwner(Protocol):
 
 
 class Look:
-    """What is known of calls with one head; implements `Caller`."""
+    """What is known of calls whose heads have one shape; implements `Caller`."""
 
-    __slots__ = ("client_id", "head", "lane", "peer", "timeout_ms")
+    __slots__ = ("client_id", "lane", "metadata", "peer", "shape")
 
     def __init__(self, head: RequestHead, method: Method | None, peer: str) -> None:
-        self.head = head
+        self.shape = shape = head.shape
+        self.metadata: Mapping[str, str] = head.metadata  # of the first of them
         self.peer = peer
         self.lane: Lane | None = None  # None: they are not ordinary
-        self.timeout_ms: int | None = None
         self.client_id = ""
         lane = method.lane if method is not None else None
         if (
             lane is None
-            or head.method != b"POST"
-            or not head.is_grpc
-            or head.content_length >= 0
-            or head.encoding not in (b"", b"identity")
+            or shape.method != b"POST"
+            or not shape.is_grpc
+            or shape.content_length >= 0
+            or shape.encoding not in (b"", b"identity")
         ):
             return
-        try:
-            timeout_ms = head.timeout_ms() if head.timeout else None
-        except Malformed:
-            return
-        if timeout_ms is not None and timeout_ms <= MAX_REMAINING_MS:
-            self.timeout_ms = timeout_ms
         self.client_id = lane.client_of(head.metadata)
         if self.client_id:
             self.lane = lane
 
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self.head.metadata
+
+class Begun(NamedTuple):
+    """A call of a run whose DATA has not come."""
+
+    look: Look
+    head: RequestHead
+    timeout_ms: int | None  # None: it has no limit, or a very long one
 
 
 class Lanes:
@@ -117,7 +115,7 @@ class Lanes:
         # windows were widened, and lanes that took something.
         self.data = b""
         self.client_id = ""
-        self._begun: dict[int, Look] = {}
+        self._begun: dict[int, Begun] = {}
         self._widened: dict[int, int] = {}
         self._used: list[Lane] = []
 
@@ -138,9 +136,9 @@ class Lanes:
         room = limits.max_streams - len(owner.streams) - len(self.open)
         largest = min(limits.max_frame_bytes, limits.stream_window_bytes, LARGEST_BYTES)
         window = left = owner.inbox.window
-        begun, widened, used = self._begun, self._widened, self._used
+        begun, widened = self._begun, self._widened
         self.data, taken = data, 0
-        look: Look | None = None
+        last: Begun | None = None
         taker: Look | None = None
         try:
             while end - at >= HEADER_BYTES + 4:
@@ -159,33 +157,31 @@ class Lanes:
                         return
                     reader.at, owner.last_id = stop, stream_id
                     head = owner.request_head(stream_id, data[at + HEADER_BYTES : stop])
-                    if look is None or head is not look.head:
+                    if last is None or head is not last.head:
                         look = self._look_at(head)
-                        lane = look.lane
-                        if lane is None or not lane.is_open:
+                        last = self._begin(look, head, last)
+                        if last is None:
                             owner.open_stream(stream_id, False, head)
                             return
-                        if lane not in used:
-                            used.append(lane)
-                        lane.on_client(look.client_id, look)
-                    begun[stream_id] = look
+                    begun[stream_id] = last
                 elif kind == DATA:
-                    of = begun.get(stream_id)
-                    if of is None or flags != END_STREAM or not PREFIX_BYTES <= size <= left:
+                    call = begun.get(stream_id)
+                    if call is None or flags != END_STREAM or not PREFIX_BYTES <= size <= left:
                         return
                     start = at + HEADER_BYTES + PREFIX_BYTES
                     if _prefix_at(data, at + HEADER_BYTES) != (0, size - PREFIX_BYTES):
                         return
+                    of, head, timeout_ms = call
                     if of is not taker:
                         taker, self.client_id = of, of.client_id
                     assert of.lane is not None
-                    calls = of.lane.take(self, start, stop, of.timeout_ms, now_ms)
+                    calls = of.lane.take(self, start, stop, timeout_ms, now_ms)
                     if calls is None:
                         return
                     assert isinstance(calls, OpenCalls)
                     more_window = widened.pop(stream_id, 0) if widened else 0
                     calls.ids.append(stream_id)
-                    calls.parts.append((of.head, data[start:stop], more_window))
+                    calls.parts.append((head, data[start:stop], more_window))
                     self.open[stream_id] = calls
                     del begun[stream_id]
                     taken += 1
@@ -217,8 +213,8 @@ class Lanes:
         owner.counters.calls += taken
         owner.counters.streams += taken
         self.data = b""
-        for stream_id, look in self._begun.items():
-            owner.open_stream(stream_id, False, look.head)
+        for stream_id, call in self._begun.items():
+            owner.open_stream(stream_id, False, call.head)
             owner.streams[stream_id].window += self._widened.get(stream_id, 0)
         self._begun.clear()
         self._widened.clear()
@@ -227,17 +223,34 @@ class Lanes:
             lane.end_run()
         used.clear()
 
+    def _begin(self, look: Look, head: RequestHead, last: Begun | None) -> Begun | None:
+        """A call behind the call `last` of its run; None: it is not ordinary."""
+        lane = look.lane
+        if lane is None or not lane.is_open:
+            return None
+        try:
+            timeout_ms = head.timeout_ms()
+        except Malformed:
+            return None
+        if last is None or look is not last.look:
+            if lane not in self._used:
+                self._used.append(lane)
+            lane.on_client(look.client_id, look)
+        if timeout_ms is not None and timeout_ms > MAX_REMAINING_MS:
+            timeout_ms = None
+        return Begun(look, head, timeout_ms)
+
     def new_calls(self, now_ms: int) -> "OpenCalls":
         return OpenCalls(self, self._owner, now_ms)
 
     def _look_at(self, head: RequestHead) -> "Look":
         look = self._look
-        if look is None or look.head is not head:
-            look = self._look = Look(head, self._methods.get(head.path), self._owner.peer)
+        if look is None or look.shape is not head.shape:
+            look = self._look = Look(head, self._methods.get(head.shape.path), self._owner.peer)
         return look
 
     def method_of(self, head: RequestHead) -> Method:
-        return self._methods[head.path]
+        return self._methods[head.shape.path]
 
     def stream(self, stream_id: int) -> Stream | None:
         """The call as a stream, from now on; None if no lane has it."""

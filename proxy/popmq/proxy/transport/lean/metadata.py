@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
+
+from popmq.proxy.transport.lean.huffman import decode_huffman
 
 KEPT_TEXTS = 4_096
 MAX_KEPT_TEXT = 256
@@ -75,7 +76,7 @@ def plain_text(value: bytes) -> bytes:
         return value
     plain = _DECODED.get(value)
     if plain is None:
-        plain = bytes(decode_huffman(value))
+        plain = decode_huffman(value)
         if len(value) <= MAX_KEPT_TEXT:
             kept_in(_DECODED, bytes(value), plain)
     return plain

@@ -271,7 +271,7 @@ class Outbox:
             stream.head_sent = True
             table, self._table = self._table, b""
             if self._compress_bytes < MAX_MESSAGE_BYTES:
-                stream.may_compress = names_gzip(stream.head.accepted)
+                stream.may_compress = names_gzip(stream.head.shape.accepted)
             self.control(replies.response_head(stream.stream_id, table, stream.may_compress))
 
     def _fits(self, stream: Stream, size: int) -> bool:
