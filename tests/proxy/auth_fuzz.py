@@ -243,6 +243,17 @@ def certificate_file(dice: random.Random, folder: Path) -> str:
 TARGETS = (header, header, header, date, remoting, policy, policy, certificate_name)
 
 
+def timed(seed: int, number: int, folder: Path) -> tuple[str, float]:
+    """The outcome of an input, and seconds of CPU."""
+    dice = random.Random(seed + number)
+    began = time.thread_time()
+    if number % 50 == 0:
+        outcome = certificate_file(dice, folder)
+    else:
+        outcome = TARGETS[number % len(TARGETS)](dice)
+    return outcome, time.thread_time() - began
+
+
 def run(seed: int, inputs: int) -> Counter[str]:
     """What became of them. `seed` is that of the first one; input N has seed + N."""
     outcomes: Counter[str] = Counter()
@@ -250,17 +261,13 @@ def run(seed: int, inputs: int) -> Counter[str]:
     with TemporaryDirectory() as folder:
         own_pair()
         for number in range(inputs):
-            dice = random.Random(seed + number)
-            began = time.thread_time()
             try:
-                if number % 50 == 0:
-                    outcome = certificate_file(dice, Path(folder))
-                else:
-                    outcome = TARGETS[number % len(TARGETS)](dice)
+                outcome, took = timed(seed, number, Path(folder))
+                if took >= LONGEST_S:  # other work of the machine, or the input: once more
+                    outcome, took = timed(seed, number, Path(folder))
             except BaseException:
                 print(f"seed {seed + number}, target {number % len(TARGETS)}, input {number}")
                 raise
-            took = time.thread_time() - began
             longest = max(longest, took)
             assert took < LONGEST_S, f"seed {seed + number}: {took:.3f} s"
             outcomes[outcome] += 1
