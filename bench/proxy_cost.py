@@ -29,7 +29,7 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.interface import GrpcStatus
+from popmq.proxy.transport.interface import GrpcStatus, OneByOne
 
 METADATA = {"x-mq-client-id": "bench@1@0@aaaaaaaa", "x-mq-language": "JAVA"}
 
@@ -56,7 +56,7 @@ class EagerBroker:
     def cancel(self, request_id: int) -> None: ...
 
 
-class KeptCall:
+class KeptCall(OneByOne):
     """A call that keeps its reply."""
 
     peer = "127.0.0.1:9"

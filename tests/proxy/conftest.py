@@ -28,7 +28,7 @@ from popmq.common.settings.settings import Settings
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.interface import GrpcStatus, Method
+from popmq.proxy.transport.interface import GrpcStatus, Method, OneByOne
 
 WALL_MS = 1_700_000_000_000
 
@@ -48,7 +48,7 @@ class TestClock:
         return self.ms
 
 
-class RecordedCall:
+class RecordedCall(OneByOne):
     """A call that keeps what it was sent."""
 
     def __init__(

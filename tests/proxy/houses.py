@@ -18,11 +18,11 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.interface import GrpcStatus, Method
+from popmq.proxy.transport.interface import GrpcStatus, Method, OneByOne
 from popmq.testing.harness.core_broker import SMALL
 
 
-class AwaitedCall:
+class AwaitedCall(OneByOne):
     """A call whose end can be awaited."""
 
     peer = "10.0.0.9:999"

@@ -17,9 +17,8 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.rpc.convert import (
     SentMessage,
-    delivered_message,
     group_of,
-    message_part,
+    message_parts,
     name_of,
     sent_messages,
     status_only,
@@ -92,9 +91,10 @@ def delivery(head: bytes, properties: bytes) -> Delivery:
 def delivered(message: bytes, kind: MessageType = MessageType.NORMAL) -> pb.Message:
     """The message after a send and a receive, with one system_properties in it."""
     head, properties = one_sent(message).slices(kind, sender=1, peer=PEER, now_ms=NOW_MS)
-    wire = delivered_message(delivery(head, properties), b"broker-a")
-    assert [field.number for field in fields(wire)].count(3) == 1
-    return pb.Message.FromString(wire)
+    (part,) = message_parts((delivery(head, properties),), b"broker-a")
+    wire = service.ReceiveMessageResponse.FromString(part).message
+    assert [field.number for field in fields(part[only_content(part, 2) :])].count(3) == 1
+    return wire
 
 
 def stored(message: bytes, kind: MessageType = MessageType.NORMAL) -> pb.SystemProperties:
@@ -251,7 +251,7 @@ def test_a_received_part_is_a_response_with_the_message() -> None:
     head, properties = one_sent(sent.SerializeToString()).slices(
         MessageType.FIFO, sender=1, peer=PEER, now_ms=NOW_MS
     )
-    part = message_part(delivery(head, properties), b"broker-a")
+    (part,) = message_parts((delivery(head, properties),), b"broker-a")
     got = service.ReceiveMessageResponse.FromString(part)
     assert got.WhichOneof("content") == "message"
     assert got.message.body == b"x"

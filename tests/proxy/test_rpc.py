@@ -10,10 +10,10 @@ from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Rpc
-from popmq.proxy.transport.interface import GrpcStatus
+from popmq.proxy.transport.interface import GrpcStatus, OneByOne
 
 
-class LiveCall:
+class LiveCall(OneByOne):
     """Forgets its callbacks when it ends, as those of both transports do."""
 
     peer = ""

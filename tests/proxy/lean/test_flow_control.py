@@ -1,5 +1,8 @@
 """Windows both ways, by bytes in and bytes out: what waits, for whom, and in whose turn."""
 
+import random
+
+import pytest
 from proxy.lean.peer import Peer, prefixed
 
 from popmq.proxy.transport.lean import frames
@@ -59,10 +62,52 @@ def test_small_answers_wait_for_the_window_of_the_connection_too() -> None:
 def test_frames_are_no_longer_than_the_client_takes() -> None:
     peer = Peer(settings={OPEN: 1 << 20, frames.MAX_FRAME_SIZE: 20_000})
     stream = peer.call("/s/echo", b"x" * 50_000)
-    sizes = [
+    assert sizes_of(peer, stream) == [20_000, 20_000, 10_005]
+
+
+def sizes_of(peer: Peer, stream: int) -> list[int]:
+    """Of the frames of DATA that came."""
+    return [
         len(frame[3]) for frame in peer.frames if frame[0] == frames.DATA and frame[2] == stream
     ]
-    assert sizes == [20_000, 20_000, 10_005]
+
+
+def test_messages_of_an_answer_share_frames_as_long_as_the_client_takes_them() -> None:
+    peer = Peer(settings={OPEN: 1 << 20, frames.MAX_FRAME_SIZE: 20_000})
+    stream = peer.call("/s/flow", b"")
+    messages = [b"x" * size for size in (0, 9_000, 9_000, 5_000, 14_990, 19_995, 1)]
+    peer.held.calls[0].send_all(messages)
+    peer.held.calls[0].finish()
+    peer.send()
+    assert peer.answers[stream].messages == messages
+    assert peer.answers[stream].status == "0"
+    assert sizes_of(peer, stream) == [18_015, 20_000, 20_000, 6]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_sent_together_are_those_sent_one_by_one(seed: int) -> None:
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    windows = {OPEN: chance.choice((10, 5_000, 1 << 20))}
+    compress_bytes = chance.choice((0, 0, 3_000))
+    together, alone = (Peer(settings=windows, compress_bytes=compress_bytes) for _ in range(2))
+    accepts = [("grpc-accept-encoding", "gzip")] if chance.random() < 0.5 else []
+    streams = [peer.call("/s/flow", b"", extra=accepts) for peer in (together, alone)]
+    for _ in range(chance.randint(1, 4)):
+        messages = [b"x" * chance.choice((0, 1, 700, 20_000)) for _ in range(chance.randint(0, 9))]
+        together.held.calls[0].send_all(messages)
+        for message in messages:
+            alone.held.calls[0].send(message)
+        for peer, stream in zip((together, alone), streams, strict=True):
+            if chance.random() < 0.5:
+                peer.send(frames.window_update(stream, 1_000))
+    for peer, stream in zip((together, alone), streams, strict=True):
+        peer.held.calls[0].finish()
+        peer.send(frames.window_update(stream, 1 << 20), frames.window_update(0, 1 << 20))
+        assert peer.answers[stream].status == "0"
+        assert peer.core.outbox.unsent_bytes == 0
+    ours, theirs = (peer.answers[stream].data for peer, stream in zip((together, alone), streams))
+    assert ours == theirs
 
 
 def test_windows_are_opened_again_once_half_of_them_is_used() -> None:

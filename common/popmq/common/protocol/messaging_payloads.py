@@ -336,7 +336,8 @@ def encode_pop_reply(reply: PopReply) -> bytes:
 
 def decode_pop_reply(body: bytes) -> PopReply:
     """Without a PayloadReader: this runs for every message that is delivered."""
-    deliveries = []
+    deliveries: list[Delivery] = []
+    make = tuple.__new__
     try:
         count, rest, popped_ms = POP_REPLY.unpack_from(body)
         at = POP_REPLY.size
@@ -346,8 +347,11 @@ def decode_pop_reply(body: bytes) -> PopReply:
             head_at = handle_at + handle
             properties_at = head_at + head
             at = properties_at + size
-            content = body[handle_at:head_at], body[head_at:properties_at], body[properties_at:at]
-            deliveries.append(Delivery(queue, offset, attempt, stored, *content))
+            fields = (
+                *(queue, offset, attempt, stored),
+                *(body[handle_at:head_at], body[head_at:properties_at], body[properties_at:at]),
+            )
+            deliveries.append(make(Delivery, fields))
     except struct.error as error:
         raise Refused(Code.BAD_REQUEST, "the frame's payload ends early") from error
     if at > len(body):

@@ -30,7 +30,7 @@ from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Rpc, refuse_with_status
 from popmq.proxy.rpc.rpc import method as any_method
-from popmq.proxy.transport.interface import GrpcStatus, Method
+from popmq.proxy.transport.interface import GrpcStatus, Method, OneByOne
 
 SERVICE = "/apache.rocketmq.v2.Admin/"
 _LEVEL = api.ChangeLogLevelRequest.Level
@@ -294,7 +294,7 @@ class PublicAdmin:
         self._ask(rpc, "FindMessages", lookup(request), own.FindMessagesReply, answered)
 
 
-class _Within:
+class _Within(OneByOne):
     """A call from within this process: its one answer goes on to a handler; implements Call."""
 
     def __init__(self, rpc: Rpc, then: Callable[[bytes], None]) -> None:

@@ -10,7 +10,7 @@ from popmq.common.topics import MessageType, is_system_topic
 from popmq.common.wire import admin_pb2 as own
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
-from popmq.proxy.rpc.convert import delivered_message, duration, name_of
+from popmq.proxy.rpc.convert import duration, name_of, stored_message
 from popmq.proxy.rpc.validate import time_ms
 
 
@@ -94,6 +94,4 @@ def found_message(result: own.FoundMessage) -> pb.Message:
         result.head,
         result.properties,
     )
-    message = pb.Message.FromString(delivered_message(stored, result.broker.encode()))
-    message.system_properties.ClearField("receipt_handle")
-    return message
+    return stored_message(stored, result.broker.encode())

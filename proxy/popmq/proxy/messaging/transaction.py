@@ -21,7 +21,7 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.messaging.publishers import Publishers
-from popmq.proxy.rpc.convert import OK_ONLY, delivered_message, name_of, parse
+from popmq.proxy.rpc.convert import OK_ONLY, name_of, parse, stored_message
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Answer, Rpc
 
@@ -199,8 +199,7 @@ def _command(broker: str, check: transaction_pb2.Check) -> bytes:
         check.head,
         check.properties,
     )
-    message = pb.Message.FromString(delivered_message(half, broker.encode()))
-    message.system_properties.ClearField("receipt_handle")
+    message = stored_message(half, broker.encode())
     return service.TelemetryCommand(
         recover_orphaned_transaction_command=service.RecoverOrphanedTransactionCommand(
             message=message, transaction_id=check.transaction_id

@@ -12,7 +12,7 @@ from popmq.common.quantities import MIB
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.remoting.frames import BadFrame, Command, FrameReader, encode
 from popmq.proxy.remoting.result_codes import ResultCode
-from popmq.proxy.transport.interface import GrpcStatus, Opening
+from popmq.proxy.transport.interface import GrpcStatus, OneByOne, Opening
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class RemotingConnection:
         return self._closing or (self._draining and not self.calls)
 
 
-class RemotingCall:
+class RemotingCall(OneByOne):
     """Implements `Call`: what a handler sends is a whole frame; nothing leaves for a one-way
     request."""
 

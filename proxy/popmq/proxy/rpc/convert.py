@@ -364,35 +364,48 @@ def one_acked_ok(entry: bytes) -> bytes:
     return b"".join((_ONE_ACKED, varint(len(entry) + len(_ACKED_OK)), entry, _ACKED_OK))
 
 
-def delivered_message(delivery: Delivery, store_host: bytes) -> bytes:
-    """The Message of a delivery; its system properties are one field (rule of the Node client)."""
-    queue_id, queue_offset, attempt, stored_ms, handle, head, properties = delivery
-    stored = timestamp(stored_ms)
-    own = b"".join(
-        (
-            _STORE_TIMESTAMP,
-            varint(len(stored)),
-            stored,
-            _STORE_HOST,
-            varint(len(store_host)),
-            store_host,
-            _RECEIPT_HANDLE,
-            varint(len(handle)),
-            handle,
-            _QUEUE_ID,
-            varint(queue_id),
-            _QUEUE_OFFSET,
-            varint(queue_offset),
-            _DELIVERY_ATTEMPT,
-            varint(attempt),
+def message_parts(deliveries: Sequence[Delivery], store_host: bytes) -> list[bytes]:
+    """ReceiveMessageResponse{message} of each; the system properties of a message are one field
+    (rule of the Node client).
+
+    Deliveries of one receive have most of their own properties in common.
+    """
+    parts: list[bytes] = []
+    join = b"".join
+    host = join((_STORE_HOST, varint(len(store_host)), store_host, _RECEIPT_HANDLE))
+    last_ms = last_size = last_queue = last_attempt = -1
+    for queue_id, queue_offset, attempt, stored_ms, handle, head, properties in deliveries:
+        if stored_ms != last_ms or len(handle) != last_size:
+            last_ms, last_size = stored_ms, len(handle)
+            stored = timestamp(stored_ms)
+            before = join((_STORE_TIMESTAMP, varint(len(stored)), stored, host, varint(last_size)))
+        if queue_id != last_queue:
+            last_queue = queue_id
+            place = join((_QUEUE_ID, varint(queue_id), _QUEUE_OFFSET))
+        if attempt != last_attempt:
+            last_attempt = attempt
+            after = _DELIVERY_ATTEMPT + varint(attempt)
+        offset = varint(queue_offset)
+        own = len(before) + last_size + len(place) + len(offset) + len(after)
+        size = varint(len(properties) + own)
+        content = len(head) + len(_PROPERTIES) + len(size) + len(properties) + own
+        parts.append(
+            join(
+                (
+                    *(_MESSAGE, varint(content), head, _PROPERTIES, size, properties),
+                    *(before, handle, place, offset, after),
+                )
+            )
         )
-    )
-    return b"".join((head, _PROPERTIES, varint(len(properties) + len(own)), properties, own))
+    return parts
 
 
-def message_part(delivery: Delivery, store_host: bytes) -> bytes:
-    """ReceiveMessageResponse{message}"""
-    return _MESSAGE + _sized(delivered_message(delivery, store_host))
+def stored_message(delivery: Delivery, store_host: bytes) -> pb.Message:
+    """The message of what is no delivery to a consumer: without a receipt handle."""
+    (part,) = message_parts((delivery,), store_host)
+    message = service.ReceiveMessageResponse.FromString(part).message
+    message.system_properties.ClearField("receipt_handle")
+    return message
 
 
 def status_part(found_status: pb.Status) -> bytes:
@@ -414,7 +427,7 @@ def receive_parts(
         return status_part(empty), delivery_time_part(now_ms)
     return (
         OK_ONLY,
-        *(message_part(delivery, store_host) for delivery in deliveries),
+        *message_parts(deliveries, store_host),
         delivery_time_part(now_ms),
     )
 

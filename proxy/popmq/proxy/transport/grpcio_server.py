@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from popmq.common.address import format_address
-from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType, StreamListener
+from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType, OneByOne, StreamListener
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ async def _end(call: "_BaseCall", context: Context) -> None:
         await context.abort(_STATUS_CODES[call.status], call.detail)
 
 
-class _BaseCall:
+class _BaseCall(OneByOne):
     """What unary and streaming calls share; implements `interface.Call`."""
 
     def __init__(self, context: Context) -> None:
@@ -248,9 +248,6 @@ class _BaseCall:
                 callback()
             except Exception:
                 logger.exception("a handler failed after its client had gone")
-
-    def send(self, message: bytes) -> None:
-        raise NotImplementedError
 
     async def write_out(self) -> None:
         raise NotImplementedError

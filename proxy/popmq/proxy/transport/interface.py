@@ -60,6 +60,10 @@ class Call(Protocol):
         """Queue one response message. Ignored once the client is gone."""
         ...
 
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """`send` each."""
+        ...
+
     def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
         """End the call. A unary call ended OK must have sent exactly one message."""
         ...
@@ -77,7 +81,18 @@ class Call(Protocol):
         ...
 
 
-class ForwardedCall:
+class OneByOne:
+    """`send_all` of calls for which many messages cost what each of them does."""
+
+    def send(self, message: bytes) -> None:
+        raise NotImplementedError
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self.send(message)
+
+
+class ForwardedCall(OneByOne):
     """Hands all to another call. Who wraps calls overrides what it changes; implements Call."""
 
     def __init__(self, call: Call) -> None:

@@ -12,7 +12,7 @@ from popmq.common.loop_iteration import LoopIteration
 from popmq.common.settings.settings import Settings
 from popmq.proxy.brokers.broker_ports import RoutedBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.interface import GrpcStatus, Method
+from popmq.proxy.transport.interface import GrpcStatus, Method, OneByOne
 from popmq.testing.cluster_world.port import SimPort
 from popmq.testing.cluster_world.sim_network import SimNet
 from popmq.testing.groups_world.sim_loop import LoopHost
@@ -111,7 +111,7 @@ class ProxyNode:
         proxy.checks.start()
 
 
-class SimCall:
+class SimCall(OneByOne):
     """Both ends of one call: the server's is `popmq.proxy.transport.interface.Call`."""
 
     encrypted = False

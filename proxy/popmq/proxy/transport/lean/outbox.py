@@ -6,7 +6,7 @@ turns, one frame each.  The bytes of waiting messages are bounded (`lean.max_uns
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import frames, replies
@@ -146,16 +146,51 @@ class Outbox:
                 coded, message = 1, packed
         self.send(stream, replies.MESSAGE_PREFIX.pack(coded, len(message)), message)
 
+    def messages(self, stream: Stream, messages: Sequence[bytes]) -> bool:
+        """Send messages of a stream's answer now, in as few frames as hold them.
+
+        False, with none of them sent, if one has to wait, or may be compressed.
+        """
+        self._start(stream)
+        sizes = [len(message) + replies.PREFIX_BYTES for message in messages]
+        limit = self.max_frame_bytes
+        if (
+            stream.queue is not None
+            or stream.may_compress
+            or max(sizes, default=0) > limit
+            or sum(sizes) > min(stream.window, self.window, MAX_TICK_BYTES - self._parts_bytes)
+            or not self.writable
+            or self._ready
+        ):
+            return False
+        prefix = replies.MESSAGE_PREFIX.pack
+        chunks: list[bytes] = []
+        held = 0
+        for message, size in zip(messages, sizes, strict=True):
+            if held + size > limit:
+                self._data(stream, chunks, held)
+                chunks, held = [], 0
+            chunks.append(prefix(0, len(message)))
+            chunks.append(message)
+            held += size
+        if chunks:
+            self._data(stream, chunks, held)
+        return True
+
+    def _data(self, stream: Stream, chunks: Sequence[bytes], size: int) -> None:
+        """One frame that fits."""
+        self.control(frames.frame_header(size, frames.DATA, 0, stream.stream_id))
+        self._parts.extend(chunks)
+        self.window -= size
+        stream.window -= size
+        self._parts_bytes += size
+        self.sent_frames += 1
+
     def send(self, stream: Stream, *chunks: bytes) -> None:
         """Send `chunks` as DATA, as soon as the windows allow it."""
         size = sum(map(len, chunks))
         if stream.queue is None and self._fits(stream, size):
-            self.control(frames.frame_header(size, frames.DATA, 0, stream.stream_id))
-            self._parts.extend(chunks)
-            self.window -= size
-            stream.window -= size
-            self._parts_bytes += size
-            self.sent_frames += 1
+            self._data(stream, chunks, size)
             return
         if self.unsent_bytes > self._max_unsent_bytes:
             self._cut_off(stream)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from popmq.common.settings.lean_settings import LeanSettings
@@ -22,6 +22,7 @@ class StreamReplies(Protocol):
 
     def unary(self, stream: "Stream", message: bytes) -> None: ...
     def message(self, stream: "Stream", message: bytes) -> None: ...
+    def messages(self, stream: "Stream", messages: Sequence[bytes]) -> bool: ...
     def end(self, stream: "Stream", status: GrpcStatus, detail: str) -> None: ...
 
 
@@ -138,6 +139,12 @@ class Stream:
             self._reply = message
         else:
             self._connection.outbox.message(self, message)
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        ended = self.finished or self.gone
+        if ended or self.is_unary or not self._connection.outbox.messages(self, messages):
+            for message in messages:
+                self.send(message)
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
         if self.finished or self.gone:
