@@ -106,7 +106,9 @@ def test_messages_sent_together_are_those_sent_one_by_one(seed: int) -> None:
         peer.send(frames.window_update(stream, 1 << 20), frames.window_update(0, 1 << 20))
         assert peer.answers[stream].status == "0"
         assert peer.core.outbox.unsent_bytes == 0
-    ours, theirs = (peer.answers[stream].data for peer, stream in zip((together, alone), streams))
+    ours, theirs = (
+        peer.answers[stream].data for peer, stream in zip((together, alone), streams, strict=True)
+    )
     assert ours == theirs
 
 
