@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 # Copying what lies between two messages costs less than another call to the kernel (measured).
-_GAP_BYTES = 16 << 10
+_GAP_BYTES = 64 << 10
 _SPAN_BYTES = 1 << 20
 
 

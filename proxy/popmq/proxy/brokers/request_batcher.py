@@ -43,6 +43,9 @@ class RequestBatcher(Generic[R]):
         self._decode = decode
         self.max_parts = max_parts
         self._soon = soon
+        self._expects = False  # `_ask_all` will run
+        # Brings what else was gathered in the turn, before brokers are asked.
+        self.on_turn_end: Callable[[], None] = lambda: None
         self._open: dict[tuple[int, bytes, bytes], _Joint[R]] = {}
 
     def add(
@@ -68,15 +71,23 @@ class RequestBatcher(Generic[R]):
             self._ask(joint)
             joint = None
         if joint is None:
-            first = not self._open
             joint = self._open[key] = _Joint(port, head, tail, timeout_ms)
             joint.add(member, parts, size, timeout_ms, then)
-            if first:
-                self._soon(self._ask_all)
+            self.expect()
         else:
             joint.add(member, parts, size, timeout_ms, then)
 
+    def expect(self) -> None:
+        """Parts come before the end of this turn."""
+        if not self._expects:
+            self._expects = True
+            self._soon(self._ask_all)
+
     def _ask_all(self) -> None:
+        try:
+            self.on_turn_end()
+        finally:
+            self._expects = False
         joints, self._open = self._open, {}
         for joint in joints.values():
             self._ask(joint)

@@ -1,12 +1,13 @@
 """CallLane: ordinary calls of one method that came together, from bytes to a broker and back.
 
-The calls that one read of a connection brought are one member of a broker's request, with one
+The calls that one turn of the loop brought are one member of a broker's request, with one
 callback; what is not ordinary, in a request or in its result, is for the method's general path.
 An ordinary call that came alone (in pieces, signed by a user, or over grpcio) goes the same way.
 A lane for a method says what is ordinary (`read`) and what the answers are (`answers`).
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -44,28 +45,70 @@ class Way:
 
 
 class LaneGroup(Generic[K, R]):
-    """Calls of one read that go one way."""
+    """Calls of one turn of the loop that go one way, from any connections."""
 
-    __slots__ = ("_lane", "began_s", "calls", "entries", "kept", "least_ms", "timeout_ms", "way")
+    __slots__ = (
+        "_calls",
+        "_lane",
+        "_left",
+        "_on_cancelled",
+        "_run",
+        "_starts",
+        "began_s",
+        "entries",
+        "kept",
+        "least_ms",
+        "timeout_ms",
+        "way",
+    )
 
-    def __init__(
-        self,
-        lane: "CallLane[K, R]",
-        way: Way,
-        calls: LaneCalls,
-        timeout_ms: int,
-        began_s: float,
-    ) -> None:
+    def __init__(self, lane: "CallLane[K, R]", way: Way, timeout_ms: int, began_s: float) -> None:
         self._lane = lane
         self.began_s = began_s
         self.way = way
-        self.calls = calls
         self.timeout_ms = self.least_ms = timeout_ms  # of the first, and the shortest
         self.entries: list[bytes] = []
         self.kept: list[K] = []  # what the answer to each is made of
+        # Calls of each run of a connection, and the number of the first of them.
+        self._calls: list[LaneCalls] = []
+        self._starts: list[int] = []
+        self._run: LaneRun | None = None  # the last one
+        self._left = 0  # of `_calls`, those of which some are not cancelled
+        self._on_cancelled: Callable[[], None] | None = None
+
+    def calls_of(self, run: LaneRun, now_ms: int) -> LaneCalls:
+        """Where the next call of the run belongs."""
+        if run is not self._run:
+            self._run = run
+            self._calls.append(run.new_calls(now_ms))
+            self._starts.append(len(self.entries))
+        return self._calls[-1]
+
+    def call(self, index: int) -> tuple[Call | None, bytes]:
+        """A call, and its request; None once it has its answer."""
+        number = bisect_right(self._starts, index) - 1
+        calls, index = self._calls[number], index - self._starts[number]
+        return calls.call(index), calls.request(index)
+
+    def answer(self, answers: Sequence[bytes]) -> None:
+        """Empty ones are not sent."""
+        if len(self._calls) == 1:
+            self._calls[0].answer(answers)
+            return
+        ends = [*self._starts[1:], len(answers)]
+        for calls, start, end in zip(self._calls, self._starts, ends, strict=True):
+            calls.answer(answers[start:end])
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        self.calls.on_cancelled(callback)
+        self._on_cancelled = callback
+        self._left = len(self._calls)
+        for calls in self._calls:
+            calls.on_cancelled(self._cancelled)
+
+    def _cancelled(self) -> None:
+        self._left -= 1
+        if self._left == 0 and self._on_cancelled is not None:
+            self._on_cancelled()
 
     def run(self, step: Callable[..., None], *arguments: object) -> None:
         """Call `step`; what it raises ends the calls that have no answer."""
@@ -74,7 +117,7 @@ class LaneGroup(Generic[K, R]):
         except Exception:
             logger.exception("a handler failed")
             for index in range(len(self.kept)):
-                call = self.calls.call(index)
+                call, _ = self.call(index)
                 if call is not None:
                     call.finish(GrpcStatus.INTERNAL, "internal error")
 
@@ -136,7 +179,8 @@ class CallLane(Generic[K, R]):
         self.on_client = on_client
         self._refusal = refusal
         self._took = metrics.taken(name)
-        # Of the run in progress.
+        batcher.on_turn_end = self._end_turn
+        # Of the turn in progress.
         self._groups: dict[Way, LaneGroup[K, R]] = {}
         self._taken: list[LaneGroup[K, R]] = []
 
@@ -148,9 +192,10 @@ class CallLane(Generic[K, R]):
     def start(self, rpc: Rpc) -> None:
         """Serve a call by itself."""
         if self._enabled:
+            self._send_on("lane")  # what came before goes before
             call = SingleCall(rpc)
             taken = self.take(call, 0, len(rpc.data), rpc.call.remaining_ms(), 0)
-            self._end_run("single")
+            self._send_on("single")
             if taken is not None:
                 return
         self._metrics.calls_by_path[self._paths["general"]] += 1
@@ -177,19 +222,20 @@ class CallLane(Generic[K, R]):
         way, entry, kept = ordinary
         group = self._groups.get(way)
         if group is None or not self._takes(group, left_ms):
-            calls, began_s = run.new_calls(now_ms), self._metrics.now_s()
-            group = self._groups[way] = LaneGroup(self, way, calls, left_ms, began_s)
+            group = self._groups[way] = LaneGroup(self, way, left_ms, self._metrics.now_s())
             self._taken.append(group)
+            self._batcher.expect()
         elif left_ms < group.least_ms:
             group.least_ms = left_ms
+        calls = group.calls_of(run, now_ms)
         group.entries.append(entry)
         group.kept.append(kept)
-        return group.calls
+        return calls
 
-    def end_run(self) -> None:
-        self._end_run("lane")
+    def _end_turn(self) -> None:
+        self._send_on("lane")
 
-    def _end_run(self, path: str) -> None:
+    def _send_on(self, path: str) -> None:
         taken, self._taken = self._taken, []
         self._groups.clear()
         for group in taken:
@@ -210,7 +256,7 @@ class CallLane(Generic[K, R]):
         if len(results) != len(group.kept):
             raise Refused(Code.INTERNAL_ERROR, f"{len(results)} results, not {len(group.kept)}")
         answers = self.answers(group.kept, results)
-        group.calls.answer(answers)
+        group.answer(answers)
         for index, answer in enumerate(answers):
             if not answer:
                 self._settle_one(group, index, results[index], at_once)
@@ -218,9 +264,9 @@ class CallLane(Generic[K, R]):
     def _settle_one(
         self, group: LaneGroup[K, R], index: int, result: R | PopmqError, at_once: bool
     ) -> None:
-        call = group.calls.call(index)
+        call, request = group.call(index)
         assert call is not None, "answered before its result came"
-        rpc = Rpc(call, group.calls.request(index), self._metrics, self._refusal)
+        rpc = Rpc(call, request, self._metrics, self._refusal)
         rpc.run(self.settle_unusual, rpc, group.way, result, at_once)
 
     def _takes(self, group: LaneGroup[K, R], timeout_ms: int) -> bool:

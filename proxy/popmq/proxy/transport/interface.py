@@ -189,10 +189,6 @@ class Lane(Protocol):
         None: it is not ordinary.  `timeout_ms` is what its client gives it, if it does."""
         ...
 
-    def end_run(self) -> None:
-        """What was taken goes on."""
-        ...
-
 
 class StreamListener(Protocol):
     """What a bidirectional handler hears from its client."""

@@ -96,10 +96,9 @@ class Lanes:
 
     __slots__ = (
         "_begun",
-        "_look",
+        "_last",
         "_methods",
         "_owner",
-        "_used",
         "_widened",
         "client_id",
         "data",
@@ -110,14 +109,13 @@ class Lanes:
         self._owner = owner
         self._methods = methods
         self.open: dict[int, OpenCalls] = {}
-        self._look: Look | None = None  # the last one
+        self._last: Begun | None = None  # of the last call with another head
         # Of the run in progress: what was read, calls that have no DATA yet, by how much their
-        # windows were widened, and lanes that took something.
+        # windows were widened.
         self.data = b""
         self.client_id = ""
         self._begun: dict[int, Begun] = {}
         self._widened: dict[int, int] = {}
-        self._used: list[Lane] = []
 
     @property
     def peer(self) -> str:
@@ -158,8 +156,7 @@ class Lanes:
                     reader.at, owner.last_id = stop, stream_id
                     head = owner.request_head(stream_id, data[at + HEADER_BYTES : stop])
                     if last is None or head is not last.head:
-                        look = self._look_at(head)
-                        last = self._begin(look, head, last)
+                        last = self._begin(head, last)
                         if last is None:
                             owner.open_stream(stream_id, False, head)
                             return
@@ -218,36 +215,32 @@ class Lanes:
             owner.streams[stream_id].window += self._widened.get(stream_id, 0)
         self._begun.clear()
         self._widened.clear()
-        used = self._used
-        for lane in used:
-            lane.end_run()
-        used.clear()
 
-    def _begin(self, look: Look, head: RequestHead, last: Begun | None) -> Begun | None:
-        """A call behind the call `last` of its run; None: it is not ordinary."""
+    def _begin(self, head: RequestHead, before: Begun | None) -> Begun | None:
+        """A call behind the call `before` of its run; None: it is not ordinary."""
+        call = self._last
+        if call is None or head is not call.head:
+            try:
+                timeout_ms = head.timeout_ms()
+            except Malformed:
+                return None
+            if timeout_ms is not None and timeout_ms > MAX_REMAINING_MS:
+                timeout_ms = None
+            if call is not None and call.look.shape is head.shape:
+                look = call.look
+            else:
+                look = Look(head, self._methods.get(head.shape.path), self._owner.peer)
+            call = self._last = Begun(look, head, timeout_ms)
+        look = call.look
         lane = look.lane
         if lane is None or not lane.is_open:
             return None
-        try:
-            timeout_ms = head.timeout_ms()
-        except Malformed:
-            return None
-        if last is None or look is not last.look:
-            if lane not in self._used:
-                self._used.append(lane)
+        if before is None or look is not before.look:
             lane.on_client(look.client_id, look)
-        if timeout_ms is not None and timeout_ms > MAX_REMAINING_MS:
-            timeout_ms = None
-        return Begun(look, head, timeout_ms)
+        return call
 
     def new_calls(self, now_ms: int) -> "OpenCalls":
         return OpenCalls(self, self._owner, now_ms)
-
-    def _look_at(self, head: RequestHead) -> "Look":
-        look = self._look
-        if look is None or look.shape is not head.shape:
-            look = self._look = Look(head, self._methods.get(head.shape.path), self._owner.peer)
-        return look
 
     def method_of(self, head: RequestHead) -> Method:
         return self._methods[head.shape.path]
