@@ -25,7 +25,7 @@ from popmq.common.wire.lite_pb2 import SyncLite
 from popmq.common.wire.pull_pb2 import PullReply, PullRequest
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.disk.lying_disk import ResidentDisk, ResidentFile
-from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
+from popmq.testing.harness.core_broker import SMALL, WITHOUT_TAIL, CoreBroker, pop
 
 PAGE = mmap.PAGESIZE
 READ_TRIES = 20
@@ -80,7 +80,7 @@ async def broker_with_messages(
     folder: Path, disk: ColdDisk, count: int, group_type: GroupType = GroupType.NORMAL
 ) -> BrokerProcess:
     process = BrokerProcess(
-        replace(SMALL, broker=replace(SMALL.broker, data=str(folder))), disk=disk
+        replace(WITHOUT_TAIL, broker=replace(SMALL.broker, data=str(folder))), disk=disk
     )
     await process.start()
     process.broker.registry.create_topic(TopicConfig(0, "orders", 1))
@@ -342,7 +342,7 @@ def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
     settings = replace(
         SMALL,
         broker=replace(SMALL.broker, data=str(tmp_path)),
-        store=replace(SMALL.store, segment_bytes=64 << 20),
+        store=replace(WITHOUT_TAIL.store, segment_bytes=64 << 20),
     )
     core = CoreBroker(disk=ResidentDisk(), settings=settings)
     core.topic("orders")

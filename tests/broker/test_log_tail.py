@@ -6,10 +6,14 @@ end would go to it as the log, and be confirmed.
 
 import random
 
+import pytest
+
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.log_block import LogBlock
 from popmq.broker.log.log_tail import LogTail
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 def block(position: int, byte: int, size: int = 100) -> LogBlock:
@@ -17,8 +21,7 @@ def block(position: int, byte: int, size: int = 100) -> LogBlock:
 
 
 def log() -> CommitLog:
-    commit_log = CommitLog(LyingDisk(), "log", segment_bytes=1 << 20)
-    commit_log.tail = LogTail(1 << 20)
+    commit_log = CommitLog(LyingDisk(), "log", segment_bytes=1 << 20, tail_bytes=1 << 20)
     commit_log.load()
     return commit_log
 
@@ -66,3 +69,58 @@ def test_whatever_is_appended_and_cut_the_tail_is_the_log() -> None:
             begins.append(len(content))
         result = tail.read(0, 1 << 20, 1 << 20)
         assert result == content
+
+
+def test_records_of_units_are_here_all_or_not_at_all() -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(200):
+        tail, expected, end = LogTail(rng.choice((100, 400, 1 << 20))), {}, 0
+        for _ in range(rng.randrange(1, 12)):
+            records = [rng.randbytes(rng.randrange(1, 40)) for _ in range(rng.randrange(1, 5))]
+            tail.add_all(end, records)
+            for record in records:
+                expected[end] = record
+                end += len(record)
+            tail.trim(end)
+        units = [QueueUnit(position, len(record), 0) for position, record in expected.items()]
+        chosen = sorted(rng.sample(units, rng.randint(1, len(units))))
+        kept = [unit for unit in units if tail.records([unit]) is not None]
+        assert kept == units[len(units) - len(kept) :]
+        found_records = tail.records(chosen)
+        if set(chosen) <= set(kept):
+            assert found_records == [expected[unit.position] for unit in chosen]
+        else:
+            assert found_records is None
+        wrong = chosen[0]._replace(size=chosen[0].size + 1)
+        assert tail.records([wrong]) is None
+        assert tail.records([wrong._replace(position=end)]) is None
+
+
+def test_consumers_that_keep_up_get_messages_without_a_read_of_the_file(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        core.send("orders", b"%d" % number)
+    log = core.broker.store.reader._log
+    reads: list[int] = []
+    real = log.view_warm
+
+    def view_warm(position: int, size: int) -> bytes | memoryview:
+        reads.append(position)
+        return real(position, size)
+
+    monkeypatch.setattr(log, "view_warm", view_warm)
+    first = core.receive("orders", "g")
+    assert reads == []
+    monkeypatch.setattr(log, "tail", None)  # the same messages from the file
+    core.group("other")
+    again = core.receive("orders", "other")
+    assert reads
+    contents = [
+        sorted((got.head, got.properties, got.stored_ms) for got in deliveries)
+        for deliveries in (first, again)
+    ]
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 5

@@ -76,12 +76,11 @@ class Copy:
 def master(folder: Path, *, segment_bytes: int = SEGMENT, tail: int = 1 << 20) -> CoreBroker:
     settings = replace(
         SMALL,
-        store=StoreSettings(segment_bytes=segment_bytes, snapshot_bytes=1 << 30),
+        store=StoreSettings(segment_bytes=segment_bytes, snapshot_bytes=1 << 30, tail_bytes=tail),
         message=replace(SMALL.message, max_body_bytes=4096, max_properties_bytes=64),
         broker=replace(SMALL.broker, data=str(folder)),
     )
     broker = CoreBroker(disk=ResidentDisk(), settings=settings)
-    broker.broker.store.replicas.keep_tail(tail)
     broker.topic("orders", queues=2)
     return broker
 

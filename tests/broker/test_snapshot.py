@@ -22,7 +22,7 @@ from popmq.common.step_loop import InlineFlusher
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.disk.lying_disk import ResidentDisk
-from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
+from popmq.testing.harness.core_broker import SMALL, WITHOUT_TAIL, CoreBroker, pop
 
 NEVER = replace(
     SMALL,
@@ -32,7 +32,7 @@ NEVER = replace(
 
 
 def real_core(folder: Path, *, snapshots: bool = True) -> CoreBroker:
-    base = SMALL if snapshots else NEVER
+    base = WITHOUT_TAIL if snapshots else NEVER
     return CoreBroker(
         disk=ResidentDisk(), settings=replace(base, broker=replace(SMALL.broker, data=str(folder)))
     )

@@ -23,7 +23,9 @@ def on(folder: Path, pop: PopSettings = SMALL.pop) -> CoreBroker:
     settings = replace(
         SMALL,
         pop=pop,
-        store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1),
+        store=StoreSettings(
+            segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1, tail_bytes=0
+        ),
         broker=replace(SMALL.broker, data=str(folder)),
     )
     core = CoreBroker(disk=ResidentDisk(), settings=settings)

@@ -191,6 +191,7 @@ def test_a_cold_message_is_warmed_and_nothing_is_passed_over_meanwhile(
 ) -> None:
     send(core, head(1, n=1), head(2, n=2))
     log = core.broker.store.reader._log  # the page cache of this test
+    monkeypatch.setattr(log, "tail", None)
     real, cold = log.view_warm, [True]
 
     def view_warm(position: int, size: int) -> memoryview:

@@ -146,7 +146,6 @@ class Replica:
             StoreThreads.of_one(self.flusher, self.world.calls.append),
             node=self,
         )
-        self.store.replicas.keep_tail(1 << 20)
         self.store.open()
         self.store.follow(lambda record: None)
         rng = random.Random(f"{self.name} {self.lives}")

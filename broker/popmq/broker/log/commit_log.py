@@ -48,7 +48,8 @@ class ScannedRecord:
 
 
 class CommitLog:
-    def __init__(self, disk: Disk, folder: str, *, segment_bytes: int) -> None:
+    def __init__(self, disk: Disk, folder: str, *, segment_bytes: int, tail_bytes: int = 0) -> None:
+        """The newest `tail_bytes` are kept in memory too; 0 keeps none."""
         self._files = SegmentFiles(disk, folder, segment_bytes=segment_bytes, preallocate=True)
         self._folder = folder
         self._segment_bytes = segment_bytes
@@ -56,7 +57,7 @@ class CommitLog:
         self._run_end = -1
         self._buffer = b""
         self._buffer_at = -1
-        self.tail: LogTail | None = None  # of the newest bytes, where replicas ask for them
+        self.tail = LogTail(tail_bytes) if tail_bytes else None
         self.pending_bytes = 0
         self.end = 0
         self.last_position = 0  # of the newest record
@@ -128,10 +129,7 @@ class CommitLog:
         self._runs[-1][1].extend(records)
         self.pending_bytes += sizes
         if self.tail is not None:
-            at = self.end
-            for record in records:
-                self.tail.add(at, record)
-                at += len(record)
+            self.tail.add_all(self.end, records)
         self._run_end = self.end + sizes
         self.last_position = self._run_end - len(records[-1])
         self.end = self.position_after(self._run_end)

@@ -1,10 +1,14 @@
-"""LogTail: the log's newest bytes in memory, for the slaves that follow close behind.
+"""LogTail: the log's newest bytes in memory, for slaves and consumers that follow close behind.
 
 A record is here from the moment it is appended, so that a slave's disk and this one's sync it
 side by side.
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from popmq.broker.log.queue_unit import QueueUnit
 
 
 class LogTail:
@@ -20,6 +24,25 @@ class LogTail:
         self._positions.append(position)
         self._pieces.append(piece)
         self._bytes += len(piece)
+
+    def add_all(self, position: int, records: Sequence[bytes]) -> None:
+        """Adjacent records, the first of them at `position`."""
+        *positions, end = accumulate(map(len, records), initial=position)
+        self._positions += positions
+        self._pieces += records
+        self._bytes += end - position
+
+    def records(self, units: Sequence[QueueUnit]) -> list[bytes] | None:
+        """The records of units, which are in the order of the log; None unless all are here."""
+        positions, pieces = self._positions, self._pieces
+        at = -1
+        records: list[bytes] = []
+        for position, size, _ in units:
+            at = bisect_left(positions, position, at + 1)
+            if at == len(positions) or positions[at] != position or len(pieces[at]) != size:
+                return None
+            records.append(pieces[at])
+        return records
 
     def cut(self, position: int) -> None:
         """The log ends here now, and goes on with other bytes."""

@@ -1,7 +1,7 @@
 """Reads messages out of the log, and checks each: a damaged one harms only itself."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from popmq.broker.log.commit_log import CommitLog
@@ -9,7 +9,12 @@ from popmq.broker.log.queue_unit import QueueUnit
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import ColdRead
 from popmq.common.errors import StoreDamaged
-from popmq.common.protocol.pop_reply import DeliveryContent, content_of, intact_contents
+from popmq.common.protocol.pop_reply import (
+    DeliveryContent,
+    content_of,
+    intact_contents,
+    recent_contents,
+)
 from popmq.common.record.message import (
     HEADER_SIZE,
     BadRecord,
@@ -57,6 +62,12 @@ class MessageReader:
         A damaged one is counted and logged, and stands in the result as `DamagedMessage`.
         With `wait` off ColdRead is raised instead of waiting for the disk.
         """
+        recent = self._recent(units)
+        if recent is not None:
+            return [
+                self._checked(memoryview(record), position, size, position)
+                for record, (position, size, _) in zip(recent, units, strict=True)
+            ]
         # What lies between the messages is never copied out of the view.
         read = self._log.read_up_to if wait else self._log.view_warm
         messages: list[StoredMessage | DamagedMessage] = []
@@ -94,6 +105,14 @@ class MessageReader:
 
     def contents(self, units: list[QueueUnit]) -> list[DeliveryContent | None]:
         """Like `read`, for deliveries and without waiting; None for what is damaged or expired."""
+        recent = self._recent(units)
+        if recent is not None:
+            return [
+                content or self._content(memoryview(record), unit, unit.position)
+                for content, record, unit in zip(
+                    recent_contents(recent), recent, units, strict=True
+                )
+            ]
         found_contents: list[DeliveryContent | None] = []
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
@@ -115,6 +134,11 @@ class MessageReader:
             data = memoryview(self._log.view_warm(start, last.position + last.size - start))
             timer_bodies += intact_bodies(data, start, span)
         return timer_bodies
+
+    def _recent(self, units: Sequence[QueueUnit]) -> list[bytes] | None:
+        """The records of units if all are in memory."""
+        tail = self._log.tail
+        return tail.records(units) if tail is not None else None
 
     def _content(self, data: memoryview, unit: QueueUnit, start: int) -> DeliveryContent | None:
         message = self._checked(data, unit.position, unit.size, start)

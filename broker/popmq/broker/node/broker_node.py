@@ -437,7 +437,6 @@ class BrokerNode:
             self.epochs.clear()
             wipe(self._disk, self.settings.broker.data)
             self.slave_role.tables.wiped()
-        broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.open()
         broker.records.slave_lifecycle.start()
         self._begin_epochs()

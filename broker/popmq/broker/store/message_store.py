@@ -168,11 +168,11 @@ class MessageStore:
         self._folder = folder
         self._settings = settings
         self._clock = clock
-        self._housekeeper = threads.housekeeper
-        self.readers = threads.readers
+        self._housekeeper, self.readers = threads.housekeeper, threads.readers
         self.call_soon, self.on_failure = threads.call_soon, threads.on_failure
         self._listener = listener = listener or NoListener()
-        self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
+        sizes = {"segment_bytes": settings.segment_bytes, "tail_bytes": settings.tail_bytes}
+        self._log = CommitLog(disk, f"{folder}/commitlog", **sizes)
         self.log_clock = log_clock or LogClock(clock)
         self.reader = MessageReader(self._log, folder, clock, self.log_clock)
         self._commit = GroupCommit(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock, checked_block, whole_records
-from popmq.broker.log.log_tail import LogTail
 from popmq.common.errors import StoreDamaged
 from popmq.common.record.message import HEADER_SIZE
 
@@ -32,10 +31,6 @@ class ReplicaLog:
     @property
     def segment_bytes(self) -> int:
         return self._log.segment_end(0)
-
-    def keep_tail(self, limit: int) -> None:
-        """Keep the newest `limit` bytes in memory from now on; 0 keeps none."""
-        self._log.tail = LogTail(limit) if limit else None
 
     def trim_tail(self) -> None:
         """After a batch reached the disk."""

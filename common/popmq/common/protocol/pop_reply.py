@@ -83,6 +83,21 @@ def intact_contents(
     return contents
 
 
+def recent_contents(records: Sequence[bytes]) -> list[DeliveryContent | None]:
+    """The contents of records that this process wrote and has in memory; None for one that has a
+    token, or is no message."""
+    unpack, make = _CONTENT.unpack_from, tuple.__new__
+    contents: list[DeliveryContent | None] = []
+    for record in records:
+        size, _, _, kind, _, wall_ms, head_size, properties_size, attempt = unpack(record)
+        content: DeliveryContent | None = None
+        if kind in WITH_MESSAGE and MESSAGE_HEADER_SIZE + head_size + properties_size == size:
+            both = record[MESSAGE_HEADER_SIZE:]
+            content = make(DeliveryContent, (wall_ms, attempt, head_size, both))
+        contents.append(content)
+    return contents
+
+
 class PopReplyBuilder:
     """What a pop hands out, as it will stand in the reply: parts to be joined once."""
 

@@ -20,7 +20,6 @@ class ReplicationSettings(SettingsSection):
     hand_over_ms: int = constant(1000)
     fetch_bytes: int = within(MIB, 4 * KIB, GIB)
     fetch_wait_ms: int = constant(500)
-    tail_bytes: int = constant(16 * MIB)
     catch_up_bytes_per_second: int = within(0, 0, 1 << 60)  # 0: no limit
     epochs: int = constant(1000)  # entries of the EpochFile
 

@@ -265,6 +265,8 @@ class StoreSettings(_Section):
     segment_bytes: int = _within(GIB, 4 * KIB, 2 * GIB)
     flush: str = _one_of("auto", "auto", "fsync", "quorum", memory=_BY_TOPIC)
     max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
+    # Of log in memory, for slaves and consumers that keep up; 0 keeps none.
+    tail_bytes: int = _within(16 * MIB, 0, 64 * GIB)
     snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
     retention_hours: int = _within(72, 1, 100 * 365 * 24)
     retention_bytes: int = _within(0, 0, 1 << 60)  # of log; 0: no bound but the age

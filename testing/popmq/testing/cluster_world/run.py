@@ -84,7 +84,7 @@ class ClusterRun:
         if self.rng.random() < _APART:
             self.apart.begin()
             world.go(IsolatedMaster.LASTS_MS)
-        elif world.settings.replication.tail_bytes >= _LONG_TAIL:
+        elif world.settings.store.tail_bytes >= _LONG_TAIL:
             Succession(world).begin()
             world.go(Succession.LASTS_MS)
 

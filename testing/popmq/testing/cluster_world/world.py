@@ -383,10 +383,10 @@ def _settings(rng: random.Random) -> Settings:
         min_in_sync=rng.choice((1, 2, 2, 2)),
         laggard_ms=rng.choice((600, 1_500)),
         fetch_bytes=rng.choice((4, 64)) << 10,
-        tail_bytes=rng.choice((0, 8 << 10, 1 << 20)),
     )
+    store = replace(settings.store, tail_bytes=rng.choice((0, 8 << 10, 1 << 20)))
     broker = replace(settings.broker, name=GROUP)
-    return replace(settings, replication=replication, broker=broker)
+    return replace(settings, replication=replication, store=store, broker=broker)
 
 
 def _check_tables(brokers: Sequence[ClusterBroker], oracle: ClusterOracle) -> None:

@@ -370,7 +370,7 @@ class OwnerInReach:
 
 
 def _settings(rng: random.Random, replicas: int) -> Settings:
-    return Settings(
+    settings = Settings(
         store=StoreSettings(
             segment_bytes=rng.choice((64, 256)) << 10,
             snapshot_bytes=rng.choice((24, 96, 4096)) << 10,
@@ -386,9 +386,10 @@ def _settings(rng: random.Random, replicas: int) -> Settings:
             min_in_sync=min(replicas, rng.choice((1, 2, 2))),
             laggard_ms=rng.choice((600, 1_500)),
             fetch_bytes=rng.choice((4, 64)) << 10,
-            tail_bytes=rng.choice((0, 8 << 10, 1 << 20)),
         ),
     )
+    store = replace(settings.store, tail_bytes=rng.choice((0, 8 << 10, 1 << 20)))
+    return replace(settings, store=store)
 
 
 def _network(rng: random.Random) -> NetworkFaults:

@@ -7,7 +7,7 @@ sees as OK is what a client would have seen.
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.server import BrokerServer
@@ -58,6 +58,8 @@ SMALL = Settings(
     message=MessageSettings(max_body_bytes=256 << 10),
     timer=TimerSettings(wheel_slots=3_600, log_segment_bytes=64 << 10),
 )
+# Nothing is read from memory, so that damage and cold pages show.
+WITHOUT_TAIL = replace(SMALL, store=replace(SMALL.store, tail_bytes=0))
 
 
 class QueuedFlusher:

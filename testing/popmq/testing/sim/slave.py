@@ -340,7 +340,6 @@ class ReplicaMachine(SimulatedBroker):
         else:
             super().begin()
             self.slave.master_started(self.broker.store.confirmed)
-        self.broker.store.replicas.keep_tail(1 << 20)
 
     def lead(self) -> None:
         if not self._leads:
@@ -387,7 +386,6 @@ class ReplicaMachine(SimulatedBroker):
         self._leads = True
         self.live_failovers += 1
         self._apply_all()
-        self.broker.store.replicas.keep_tail(1 << 20)
         self._begun(0)
 
     def _swap_disks(self) -> SimDisk:
