@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.compare import Outcome
 from bench.measure import Measure
+from popmq.cli.load.figures import interpreter
 
 Pick = Callable[[Measure], float]
 
@@ -56,7 +57,7 @@ def machine() -> dict[str, str]:
     return {
         "cores": f"{os.cpu_count()} of {cpus[0] if cpus else 'unknown'}",
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": interpreter(),
         "load average": " ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
 

@@ -1,12 +1,13 @@
 """What a comparison says of its figures: medians, ratios round by round, and what is missing."""
 
 import json
+import platform
 from pathlib import Path
 
 from bench.compare import Outcome, Plan
 from bench.measure import Measure, Shape
-from bench.report import markdown, plot, ratios, spread, write
-from popmq.cli.load.figures import LatencySummary
+from bench.report import machine, markdown, plot, ratios, spread, write
+from popmq.cli.load.figures import LatencySummary, interpreter
 
 
 def measure(peer: str, number: int, per_second: float, cpu_us: float) -> Measure:
@@ -82,3 +83,10 @@ def test_the_three_files_hold_every_measure(tmp_path: Path) -> None:
 def test_a_shape_is_read_as_it_is_written() -> None:
     assert Shape.parse("64x1") == Shape(64, 1)
     assert str(Shape.parse("4x64")) == "4x64"
+
+
+def test_the_figures_name_the_build_of_the_interpreter() -> None:
+    python = machine()["python"]
+    assert platform.python_version() in python
+    assert platform.python_compiler() in python
+    assert python == interpreter()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from popmq.cli.load.consuming import Consumer, ConsumerSession, ConsumeStats
 from popmq.cli.load.end_to_end import EndToEnd, send_and_receive
-from popmq.cli.load.figures import LatencySummary, LoadStats
+from popmq.cli.load.figures import LatencySummary, LoadStats, interpreter
 from popmq.cli.load.http2 import MAX_BODY_BYTES
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import MIN_BODY_BYTES, AckTemplate, SendTemplate
@@ -47,7 +47,8 @@ def run_bench(args: Args) -> int:
             topic.delete()
     stored = figures.sends.done + figures.both.sends.done
     counted = f"stored {stored}, as answered; acked {figures.consumed.acks.done}, as counted"
-    print_rows(args, [as_fields(figures)], [table(figures), counted])
+    load = f"load from {interpreter()}"
+    print_rows(args, [as_fields(figures)], [table(figures), counted, load])
     tallies = (figures.sends, figures.consumed.receives, figures.consumed.acks, figures.both.sends)
     return 1 if any(tally.refusals for tally in tallies) else 0
 
@@ -188,6 +189,7 @@ def as_fields(figures: BenchResult) -> dict[str, object]:
         "twice": figures.consumed.twice + figures.both.consumed.twice,
         "send_at_rate": figures.both.sends.as_json(),
         "send_to_delivery": figures.both.consumed.arrivals.as_json(),
+        "interpreter": interpreter(),
     }
 
 

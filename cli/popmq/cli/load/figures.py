@@ -1,9 +1,21 @@
 """What a run counted, and what is said of it: rates, and how long things took."""
 
+import platform
+import sysconfig
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+
+
+def interpreter() -> str:
+    """Version and build of this process's Python: one without profile-guided optimisation takes
+    up to twice the CPU.  Debian's has it, and does not name it among its arguments."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    optimized = ", --enable-optimizations" if "--enable-optimizations" in arguments else ""
+    number, day = platform.python_build()
+    name, version = platform.python_implementation(), platform.python_version()
+    return f"{name} {version} ({number}, {day}, {platform.python_compiler()}{optimized})"
 
 
 @dataclass(frozen=True, slots=True)
