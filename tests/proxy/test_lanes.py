@@ -31,8 +31,17 @@ def test_a_lane_and_the_general_path_answer_alike_and_leave_the_same_log(brokers
 class Scene:
     """One client of one server, which answers when it is told to."""
 
-    def __init__(self, *, lanes: bool = True, window: int = 1 << 20, coding: str = "plain") -> None:
-        self.server = Server(lanes=lanes, names=("broker-a",))
+    def __init__(
+        self,
+        *,
+        lanes: bool = True,
+        window: int = 1 << 20,
+        coding: str = "plain",
+        beside: "Scene | None" = None,
+    ) -> None:
+        """`beside` is another client of the same server."""
+        self.server = beside.server if beside else Server(lanes=lanes, names=("broker-a",))
+        self._number = beside._number + 1 if beside else 0
         self.client = Client(random.Random(1), coding, ("60S",), unusual=False)
         self.client.unsent = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: window})
         self.sent = 0
@@ -43,13 +52,13 @@ class Scene:
 
     @property
     def connection(self) -> LeanConnection:
-        return self.server.connections[0]
+        return self.server.connections[self._number]
 
     def send(self, body: bytes = b"x") -> int:
         """The number of its stream."""
         message = pb.Message(topic=pb.Resource(name="orders"), body=body)
         self.sent += 1
-        message.system_properties.message_id = f"m{self.sent}"
+        message.system_properties.message_id = f"{'mnop'[self._number]}{self.sent}"
         request = service.SendMessageRequest(messages=[message]).SerializeToString()
         self.client.call(SEND, request)
         return self.client.last_id
@@ -237,6 +246,52 @@ def test_a_broker_that_breaks_a_request_ends_its_calls_only(
     assert b"grpc-status\x0213" in answer[3]
     scene.send()
     assert len(scene.end_turn()) == 1
+
+
+def test_calls_of_all_connections_in_a_turn_are_one_request() -> None:
+    first = Scene()
+    second = Scene(beside=first)
+    port = first.server.ports["broker-a"]
+    sent = [(scene, scene.send()) for scene in (first, second, first, second)]
+    first.deliver()
+    second.deliver()
+    first.server.end_turn()
+    assert len(port.waiting) == 1
+    first.server.serve()
+    assert first.calls() == (4, 0, 0)
+    answers = {scene: scene.answers() for scene in (first, second)}
+    ids = [status(answers[scene][number]).entries[0].message_id for scene, number in sent]
+    assert ids == ["m2", "n2", "m3", "n3"]
+
+
+def test_a_connection_that_fails_ends_its_own_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Scene()
+    second = Scene(beside=first)
+    numbers = [scene.send() for scene in (first, second)]
+    first.deliver()
+    second.deliver()
+    first.server.end_turn()
+
+    def broken(self: object, stream_ids: object) -> None:
+        raise RuntimeError("a fault of this connection")
+
+    monkeypatch.setattr(first.connection, "answered", broken)
+    first.server.serve()
+    assert status(second.answers()[numbers[1]]).entries[0].message_id == "n2"
+
+
+def test_a_request_goes_on_until_the_calls_of_every_connection_are_reset() -> None:
+    first = Scene()
+    second = Scene(beside=first)
+    port = first.server.ports["broker-a"]
+    numbers = [scene.send() for scene in (first, second)]
+    first.deliver()
+    second.deliver()
+    first.server.end_turn()
+    for scene, number, waiting in ((first, numbers[0], 1), (second, numbers[1], 0)):
+        scene.client.unsent = frames.reset(number, frames.ErrorCode.CANCEL)
+        scene.deliver()
+        assert len(port.waiting) == waiting
 
 
 def test_a_request_to_a_broker_has_the_shortest_time_of_the_calls_of_a_lane() -> None:

@@ -91,13 +91,13 @@ class LaneGroup(Generic[K, R]):
         return calls.call(index), calls.request(index)
 
     def answer(self, answers: Sequence[bytes]) -> None:
-        """Empty ones are not sent."""
-        if len(self._calls) == 1:
-            self._calls[0].answer(answers)
-            return
+        """Empty ones are not sent.  A connection that fails ends its own calls only."""
         ends = [*self._starts[1:], len(answers)]
         for calls, start, end in zip(self._calls, self._starts, ends, strict=True):
-            calls.answer(answers[start:end])
+            try:
+                calls.answer(answers[start:end])
+            except Exception:
+                self._fail(start, end)
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
         self._on_cancelled = callback
@@ -115,11 +115,14 @@ class LaneGroup(Generic[K, R]):
         try:
             step(*arguments)
         except Exception:
-            logger.exception("a handler failed")
-            for index in range(len(self.kept)):
-                call, _ = self.call(index)
-                if call is not None:
-                    call.finish(GrpcStatus.INTERNAL, "internal error")
+            self._fail(0, len(self.kept))
+
+    def _fail(self, start: int, end: int) -> None:
+        logger.exception("a handler failed")
+        for index in range(start, end):
+            call, _ = self.call(index)
+            if call is not None:
+                call.finish(GrpcStatus.INTERNAL, "internal error")
 
     def settle(self, results: Sequence[R] | PopmqError, at_once: bool) -> None:
         self._lane.settle(self, results, at_once)
