@@ -40,8 +40,8 @@ class Scene:
         beside: "Scene | None" = None,
     ) -> None:
         """`beside` is another client of the same server."""
-        self.server = beside.server if beside else Server(lanes=lanes, names=("broker-a",))
-        self._number = beside._number + 1 if beside else 0
+        self.server: Server = beside.server if beside else Server(lanes=lanes, names=("broker-a",))
+        self._number: int = beside._number + 1 if beside else 0
         self.client = Client(random.Random(1), coding, ("60S",), unusual=False)
         self.client.unsent = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: window})
         self.sent = 0
@@ -272,7 +272,7 @@ def test_a_connection_that_fails_ends_its_own_calls_only(monkeypatch: pytest.Mon
     second.deliver()
     first.server.end_turn()
 
-    def broken(self: object, stream_ids: object) -> None:
+    def broken(stream_ids: object) -> None:
         raise RuntimeError("a fault of this connection")
 
     monkeypatch.setattr(first.connection, "answered", broken)
