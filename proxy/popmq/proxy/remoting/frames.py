@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from popmq.common.quantities import KIB, MIB
+from popmq.proxy.remoting.request_codes import RequestCode
 
 MAX_FRAME_BYTES = 16 * MIB  # RocketMQ's clients and servers drop a connection with a longer one
 MAX_HEADER_BYTES = 256 * KIB  # the properties of a message are at most 32,767 bytes of it
@@ -25,7 +26,7 @@ MAX_FIELDS = 256
 VERSION = 513  # 5.5.0; a Java client with an SQL filter refuses anything below 232
 RESPONSE, ONE_WAY = 1, 2  # bits of the flag
 # Codes above 16 bits, by what a binary header leaves of them.
-_LONG_CODES = {code & 0xFFFF: code for code in (200050, 200051, 200053, 200054, 200055, 200151)}
+_LONG_CODES = {code & 0xFFFF: code for code in RequestCode if code > 0xFFFF}
 _LANGUAGES = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP",
     "OMS", "RUST", "NODE_JS",
