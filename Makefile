@@ -54,7 +54,7 @@ help:
 	@echo "make metrics     write the page of metrics, the dashboards and the alerts anew"
 	@echo "make settings    write the table of settings of docs/reference/settings.md anew"
 	@echo "make modules     write docs/reference/modules.md from the docstrings of the modules"
-	@echo "make errors      write docs/reference/errors.md from error_meanings.toml"
+	@echo "make errors      write docs/reference/errors.md, and the request codes of remoting.md"
 	@echo "make commands    write the examples of docs/reference/cli.md from the help texts"
 	@echo "make resources   write docs/reference/resources.md from the definitions in crds/"
 	@echo "make docs        build the documentation site into build/docs/site, with strict links"
@@ -166,6 +166,7 @@ modules: $(STAMP)
 
 errors: $(STAMP)
 	$(PYTHON_IN) -m tools.errors_page
+	$(PYTHON_IN) -m tools.remoting_page
 
 commands: $(STAMP)
 	$(PYTHON_IN) -m tools.command_examples

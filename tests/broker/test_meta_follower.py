@@ -16,6 +16,7 @@ from popmq.common.topics import (
     is_internal_topic,
 )
 from popmq.common.wire import admin_pb2 as admin
+from popmq.common.wire import pull_pb2
 from popmq.common.wire.meta_pb2 import MetaRecord
 
 
@@ -250,3 +251,32 @@ def test_a_restart_from_a_snapshot_counts_changes_on_where_it_was() -> None:
     two.follow()
     assert two.follower.copies == 2  # the second one brings the owner's new epoch and no change
     assert two.other.broker.registry.owner_version == before
+
+
+def test_an_offset_is_not_read_before_the_copy_of_its_group_that_a_write_waits_for() -> None:
+    """A proxy asks again for what is refused here, so that the read would be the first."""
+    two = Two()
+    two.owner.topic("orders")
+    two.follow()
+    assert two.other.send("orders", b"x", queue_id=0).code == Code.OK
+    group = two.owner.group("g")
+    write = pull_pb2.UpdateOffsetRequest(topic="orders", group="g", group_id=group.id, offset=1)
+    read = pull_pb2.GetOffsetRequest(topic="orders", group="g", group_id=group.id)
+    for kind, request in ((Kind.UPDATE_OFFSET, write), (Kind.GET_OFFSET, read)):
+        answer = two.other.ask(kind, request.SerializeToString())
+        assert answer.error is not None, kind
+        assert answer.error.code is Code.CONSUMER_GROUP_NOT_FOUND, kind
+    two.follow()
+    two.other.reply(Kind.UPDATE_OFFSET, write.SerializeToString())
+    offset = two.other.reply(Kind.GET_OFFSET, read.SerializeToString())
+    assert pull_pb2.OffsetReply.FromString(offset).offset == 1
+
+
+def test_a_group_that_was_deleted_is_not_made_again_by_a_read_of_its_offset() -> None:
+    two = Two(auto_create=True)
+    two.owner.topic("orders")
+    read = pull_pb2.GetOffsetRequest(topic="orders", group="g", group_id=77)
+    answer = two.owner.ask(Kind.GET_OFFSET, read.SerializeToString())
+    assert answer.error is not None
+    assert answer.error.code is Code.OFFSET_NOT_FOUND
+    assert two.owner.broker.registry.find_group("g") is None

@@ -303,6 +303,35 @@ def send_back(core: CoreBroker, offset: int, *, attempt: int = 1, dead: bool = F
     core.reply(Kind.SEND_BACK, asked.SerializeToString())
 
 
+def test_explain_follows_a_message_that_was_sent_back_into_its_retry_topic(
+    core: CoreBroker,
+) -> None:
+    named(core, "A")
+    update(core, 1)
+    properties = SystemProperties(message_id="A").SerializeToString()
+    returned = pb.SendBackRequest(
+        group="g", topic="orders", head=b"A", properties=properties, attempt=1, delay_ms=1_000
+    )
+    core.reply(Kind.SEND_BACK, returned.SerializeToString())
+
+    def states() -> list[tuple[str, str, str]]:
+        asked = admin_pb2.ExplainRequest(message_id="A").SerializeToString()
+        reply = admin_pb2.ExplainReply.FromString(core.reply(Kind.EXPLAIN, asked))
+        return [
+            (message.topic, state.group, state.state)
+            for message in reply.messages
+            for state in message.groups
+        ]
+
+    first = ("orders", "g", "ACKED")
+    assert states() == [first, ("%RETRY%g", "", "DELAYED")]
+    core.advance(2_000)
+    assert states() == [first, ("%RETRY%g", "g", "READY")]
+    done = pb.UpdateOffsetRequest(topic="%RETRY%g", group="g", offset=1)
+    core.reply(Kind.UPDATE_OFFSET, done.SerializeToString())
+    assert states() == [first, ("%RETRY%g", "g", "ACKED")]
+
+
 def test_what_an_offset_passes_is_acked_but_for_what_was_sent_back_before(core: CoreBroker) -> None:
     send(core, "a", "b", "c", "d", "e")
     send_back(core, 1)

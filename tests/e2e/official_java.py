@@ -28,10 +28,10 @@ def java_program(name: str) -> list[str]:
     return java_command(_built(JAVA, "official-java"), name)
 
 
-def remoting_program(version: str) -> list[str]:
-    """The command that runs java_remoting/Remoting.java with that version of the Java client."""
+def remoting_program(version: str, name: str = "Remoting") -> list[str]:
+    """The command that runs a program in java_remoting/ with that version of the Java client."""
     folder = _built(JAVA.parent / "java_remoting", f"remoting-{version}", f"-Dclient={version}")
-    return java_command(folder, "Remoting")
+    return java_command(folder, name)
 
 
 def java_command(folder: Path, name: str) -> list[str]:

@@ -13,13 +13,10 @@ from pathlib import Path
 import pytest
 from e2e.official_go import GO_PLACES
 from e2e.processes import Role
-from e2e.quickstart_pages import named_blocks
-from programs import run_program
+from e2e.quickstart_pages import ENDPOINT, named_blocks, run_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "quickstarts"
-RUN_S = 500
-ENDPOINT = "127.0.0.1:8081"
 # A command that asks a cluster which only the page has.
 ELSEWHERE = re.compile(r"--context prod|^popmq lag|--context NAME")
 CONTEXT = "popmq context add prod --endpoint tls://mq.example.org:8081 --admin-endpoint"
@@ -43,28 +40,6 @@ def written(page: str, folder: Path, endpoint: str) -> str:
         (folder / name).write_text(content.replace(ENDPOINT, endpoint), encoding="utf-8")
     (commands,) = _COMMANDS.findall(text)
     return str(commands)
-
-
-def run_commands(commands: str, folder: Path, **environment: str) -> str:
-    """What they print; the home is the folder, and the caches of package managers stay."""
-    home = Path.home()
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"], *GO_PLACES))
-    caches = {
-        "GOPATH": os.environ.get("GOPATH", str(home / "go")),
-        "GOCACHE": os.environ.get("GOCACHE", str(home / ".cache" / "go-build")),
-        "GOFLAGS": "-modcacherw",
-        "MAVEN_OPTS": f"-Duser.home={home}",
-        "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "NPM_CONFIG_CACHE": os.environ.get("NPM_CONFIG_CACHE", str(home / ".npm")),
-    }
-    done = run_program(
-        ["bash", "-euc", commands],
-        cwd=folder,
-        timeout=RUN_S,
-        env={**os.environ, **caches, "HOME": str(folder), "PATH": places, **environment},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # maven ends with a reset of colours
 
 
 @pytest.fixture(scope="module")

@@ -270,7 +270,7 @@ def test_one_way_requests_of_strangers_write_no_line_each(
 
 
 def test_every_code_that_is_served_is_in_the_matrix(cluster: Cluster) -> None:
-    served = cluster.broker._running().proxy._proxy.remoting.codes
+    served = cluster.broker._running().proxy._proxy.remoting.handlers
     assert {row.code for row in ROWS} == set(served)
 
 

@@ -397,7 +397,7 @@ public final class Remoting {
     return new String(message.getBody(), StandardCharsets.UTF_8);
   }
 
-  private static void got(MessageExt message) {
+  static void got(MessageExt message) {
     emit(
         "event", "got",
         "topic", message.getTopic(),
@@ -431,7 +431,7 @@ public final class Remoting {
     return new Message(topic, body.getBytes(StandardCharsets.UTF_8));
   }
 
-  private static void sent(String name, SendResult result) {
+  static void sent(String name, SendResult result) {
     emit(
         "event", "sent",
         "name", name,

@@ -489,7 +489,7 @@ async def test_a_remoting_client_is_listed_until_its_last_connection_ends(tmp_pa
         again = await joined(at.proxy, "10.0.0.9@1", expression="eu")
         (client,) = await listed(at)
         assert (client.client_id, client.protocol) == ("10.0.0.9@1", "remoting")
-        assert (client.language, client.version, client.kind) == ("JAVA", "513", "push consumer")
+        assert (client.language, client.version, client.kind) == ("JAVA", "5.5.0", "push consumer")
         (group,) = client.groups
         subscribed = [(entry.topic, entry.filter) for entry in group.subscriptions]
         assert (group.name, subscribed) == ("readers", [("orders", "eu")])

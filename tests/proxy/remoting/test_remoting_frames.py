@@ -16,6 +16,7 @@ from popmq.proxy.remoting.frames import (
     Serialization,
     decode,
     encode,
+    release,
 )
 
 SEED = random.randrange(1 << 32)
@@ -134,3 +135,19 @@ def test_a_header_that_ends_inside_of_a_text_is_refused() -> None:
     for size in range(len(whole)):
         with pytest.raises(BadFrame):
             decode(Serialization.BINARY, whole[:size], b"")
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (121, "121"),
+        (317, "4.5.2"),
+        (409, "4.9.8"),
+        (412, "5.0.0-SNAPSHOT"),
+        (413, "5.0.0"),
+        (513, "5.5.0"),
+        (612, "612"),
+    ],
+)
+def test_a_version_is_shown_as_its_release(version: int, name: str) -> None:
+    assert release(version) == name

@@ -140,7 +140,7 @@ class Fuzzer:
         self.codes = Counter[int]()  # of the answers
         self._proxy = proxy
         self._chance = chance
-        self._codes = sorted(proxy.remoting.codes)
+        self._codes = sorted(proxy.remoting.handlers)
         self._opaques = count(1_000)
         self._asked: list[int] = []
 

@@ -100,11 +100,23 @@ async def test_a_topic_that_does_not_exist_has_no_route(tmp_path: Path, topic: s
         assert (await RemotingClient(at.proxy).ask(105, {"topic": topic})).code == 17
 
 
-async def test_a_code_that_is_not_served_is_refused_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (17, "(UPDATE_AND_CREATE_TOPIC): use popmq topic create or popmq topic alter"),
+        (208, "(GET_CONSUME_STATS): use popmq lag"),
+        (40, "(NOTIFY_CONSUMER_IDS_CHANGED): a server sends it to its clients"),
+        (103, "(REGISTER_BROKER): RocketMQ's servers send it to each other;"),
+        (4711, "(docs/reference/remoting.md)"),
+    ],
+)
+async def test_a_code_that_is_not_served_is_refused_with_what_to_use_instead(
+    tmp_path: Path, code: int, sentence: str
+) -> None:
     async with house(tmp_path, "a") as at:
-        answer = await RemotingClient(at.proxy).ask(4711)
+        answer = await RemotingClient(at.proxy).ask(code)
         assert (answer.code, answer.is_response) == (3, True)
-        assert "does not serve request code 4711" in answer.remark
+        assert f"popmq does not serve request code {code} {sentence}" in answer.remark
 
 
 async def test_a_message_goes_into_the_queue_that_its_client_names(tmp_path: Path) -> None:

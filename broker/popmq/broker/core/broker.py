@@ -21,6 +21,7 @@ from popmq.broker.deliveries.deliveries import Deliveries
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
 from popmq.broker.filter.sql92 import SqlFilters
 from popmq.broker.meta.registry import Registry
+from popmq.broker.operations.offset_reset import ResetMarks
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.retention import LiveBody
 from popmq.broker.pop.revive_service import RENEW_LIMIT_MS
@@ -72,7 +73,9 @@ class Broker:
         self.remoting = build_remoting(tables, self.timers, self.operations.pull_ends)
         self.diagnostics = build_diagnostics(tables, self.pop, sending, self.ends)
         self.expiries = build_expiries(tables, self.lites)
-        self.records = build_records(tables, sending, self.lites, self._on_promoted)
+        self.records = build_records(
+            tables, sending, self.lites, self.remoting.send_back, self._on_promoted
+        )
 
     # -- start and stop
 
@@ -216,6 +219,8 @@ class Broker:
             *self.timers.tables,
             self.send_deduplication,
             self.transactions.table,
+            ResetMarks(self.table),
+            self.remoting.send_back,
         )
 
     def _begin(self) -> None:

@@ -218,7 +218,11 @@ def build_expiries(tables: Tables, lites: LiteService) -> Expiries:
 
 
 def build_records(
-    tables: Tables, sending: Sending, lites: LiteService, on_promoted: Callable[[], None]
+    tables: Tables,
+    sending: Sending,
+    lites: LiteService,
+    send_back: SendBack,
+    on_promoted: Callable[[], None],
 ) -> Records:
     """`on_promoted` is called when a promoted slave has applied everything."""
     timers = sending.timers
@@ -228,6 +232,7 @@ def build_records(
         timers,
         tables.send_deduplication,
         sending.transactions,
+        send_back,
     )
     return Records(
         applier,

@@ -13,6 +13,7 @@ from popmq.broker.meta.offset_record import OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.operations.offset_reset import apply_offset
+from popmq.broker.operations.send_back import SendBack
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.retention import LiveBody
 from popmq.broker.store.replica_records import LogStart, SnapshotMark
@@ -22,6 +23,7 @@ from popmq.common import topics
 from popmq.common.record.message import (
     HEADER_SIZE,
     BadRecord,
+    EndedDelivery,
     RecordKind,
     RedrivenLetter,
     RevivalToken,
@@ -54,6 +56,7 @@ class RecordApplier:
         timers: Timers,
         receipts: SendDeduplication,
         transactions: Transactions,
+        send_back: SendBack,
     ) -> None:
         self._registry = registry
         self._table = deliveries.table
@@ -63,6 +66,7 @@ class RecordApplier:
         self._incoming_timers = timers.incoming_timers
         self._send_deduplication = receipts
         self._transactions = transactions
+        self._send_back = send_back
         self.left_out = 0  # intact records that say nothing known
 
     def apply(self, record: ScannedRecord) -> None:
@@ -159,6 +163,8 @@ class RecordApplier:
                     self._departures.apply_moved_body(token.moved_from, *place)
                 elif token.taken is not None:
                     self._incoming_timers.apply(*token.taken)
+                elif token.sent_back is not None:
+                    self._send_back.apply_retry(token.topic_id, token.sent_back, tag_hash, header)
                 elif token.replaces is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
@@ -173,6 +179,8 @@ class RecordApplier:
                 self._apply_parked(record, token)
             case RevivalToken(ends=RedrivenLetter() as letter):
                 self._redriven.apply(letter)
+            case RevivalToken(ends=EndedDelivery(epoch=0, sequence=position)):
+                self._send_back.apply_dead_letter(position, header)
             case RevivalToken() as token:
                 self._table.apply_revival(token, record.header.log_ms)
 

@@ -64,9 +64,12 @@ class Explainer:
         self._redriven = deliveries.redriven
 
     def readers(self, topic: TopicConfig) -> list[SubscriptionGroup]:
-        """Every group that ever read the topic, by name."""
+        """Every group that ever read the topic, by name, and the one whose retries it has."""
         ids = {place[0] for place, _ in self._table.progress_items() if place[1] == topic.id}
         groups = [self._registry.group_by_id(group_id) for group_id in ids]
+        owner = self._registry.find_group(topics.group_of_pull_retry(topic.name))
+        if owner not in groups:
+            groups.append(owner)
         return sorted(
             (group for group in groups if group is not None), key=lambda group: group.name
         )

@@ -42,10 +42,7 @@ def _explain(
 ) -> ResumableRead[bytes]:
     reply = pb.ExplainReply(status=pb.Status(code=Code.OK, message="OK"))
     timers = yield from TimerExplainer.find(broker, message_id, only)
-    everywhere = [
-        topic for topic in broker.registry.topics() if not topics.is_internal_topic(topic.name)
-    ]
-    for topic in [only] if only is not None else everywhere:
+    for topic in [only] if only is not None else _topics(broker):
         look = partial(broker.lookup.by_id, topic.id, message_id, wait=False)
         if broker.registry.topic_by_id(topic.id) is None:
             continue  # deleted meanwhile
@@ -66,6 +63,16 @@ def _explain(
     waiting = yield from timers.undelivered(group)
     reply.messages.extend(waiting[: MESSAGES_LIMIT - len(reply.messages)])
     return reply.SerializeToString()
+
+
+def _topics(broker: Broker) -> list[TopicConfig]:
+    """Those of users, and then the retries of pull consumers, which are messages of their own.
+
+    What other internal topics have is part of the explanation of a first copy.
+    """
+    all_topics = list(broker.registry.topics())
+    retries = [topic for topic in all_topics if topics.group_of_pull_retry(topic.name)]
+    return [topic for topic in all_topics if not topics.is_internal_topic(topic.name)] + retries
 
 
 def _message(

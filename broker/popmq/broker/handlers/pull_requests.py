@@ -249,6 +249,9 @@ def _get(broker: Broker, requested: pb.GetOffsetRequest) -> bytes:
     )
     broker.metadata_resolver.check_group_copied(requested.group, requested.group_id)
     group = broker.registry.find_group(requested.group)
+    if group is None and requested.group_id and broker.registry.owner:
+        # A write that was sent before this waits for the copy of the group, too.
+        group = broker.metadata_resolver.group(requested.group, least_id=requested.group_id)
     offset = broker.operations.pull_offsets.get(group, topic, queue_id)
     return pb.OffsetReply(offset=offset).SerializeToString()
 

@@ -4,11 +4,15 @@ One OFFSET record a queue.  Whoever applies it, at append or at recovery, sets t
 the group's deliveries of that queue: none comes back, and no ack of them counts.
 """
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.deliveries import Deliveries
+from popmq.broker.deliveries.queue_progress import GroupQueue
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_service import PopService
@@ -18,6 +22,9 @@ from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import RecordKind
 from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
+
+_PER_PIECE = 512
+_PLACE = struct.Struct(">III")  # group, topic, queue
 
 
 class ResetTo(Enum):
@@ -145,6 +152,36 @@ class OffsetReset:
         apply_offset(self._table, record, log_ms, fifo=topic.kind.is_ordered(group))
         self.resets += 1
         return done
+
+
+class ResetMarks(SnapshotTable):
+    """The queues whose reset no pull consumer has noticed yet (`QueueProgress.was_reset`).
+
+    A table of its own, after that of the check points, because an older popmq passes over it.  That
+    a consumer notices is no record, so the marks are no part of the state hash.  Those that change
+    while a snapshot runs are in it as they are then; records after its position come again.
+    """
+
+    table_number = 12
+
+    def __init__(self, table: CheckPointTable) -> None:
+        self._table = table
+        self._restored: list[GroupQueue] = []
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        progress = list(self._table.progress_items())
+        for at in range(0, len(progress), _PER_PIECE):
+            some = progress[at : at + _PER_PIECE]
+            yield b"".join(_PLACE.pack(*place) for place, queue in some if queue.was_reset), 0
+
+    def restore(self, content: bytes) -> None:
+        self._restored.extend(_PLACE.iter_unpack(content))
+
+    def restored(self) -> None:
+        for place in self._restored:
+            if progress := self._table.progress(*place):
+                progress.was_reset = True
+        self._restored.clear()
 
 
 def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, fifo: bool) -> None:

@@ -2,13 +2,19 @@
 
 A retry waits in the timer wheel and then comes to the one queue of `%RETRY%<group>`, which only
 this group pulls; the retries of pop are elsewhere.  A dead letter looks like one of pop, so that
-`popmq dlq` shows it and sends it to its group again (docs/concepts/remoting.md).
+`popmq dlq` shows it and sends it to its group again (docs/concepts/remoting-consumers.md).
+
+The record of either names the copy that was sent back.  Whoever applies it, at append, at recovery
+or on a slave, remembers that copy, so that a repeat changes nothing.
 """
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.log.snapshot_table import SnapshotTable
 from popmq.broker.meta.registry import Registry
 from popmq.broker.operations.pull_ends import PullEnds
 from popmq.broker.store.message_store import MessageStore
@@ -21,6 +27,7 @@ from popmq.common.record.message import (
     WITH_MESSAGE,
     BadRecord,
     EndedDelivery,
+    Header,
     RevivalToken,
     StoredMessage,
     decode_header,
@@ -31,6 +38,7 @@ from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 MAX_ATTEMPT = 0xFFFF  # what a record can say
 REMEMBERED = 10_000  # copies that were sent back
 DEAD_REMEMBERED_MS = 60_000
+_ROW = struct.Struct(">IQQ")  # group, position of the copy, until when in log time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,12 @@ class ReturnedMessage:
     position: int  # of the copy's record, or 0
 
 
-class SendBack:
+class SendBack(SnapshotTable):
+    """What it remembers fades with time, so it is no part of the state hash.  An older popmq
+    passes over the table."""
+
+    table_number = 13
+
     def __init__(
         self,
         store: MessageStore,
@@ -62,7 +75,8 @@ class SendBack:
         self._registry = registry
         self._timers = timers
         self._ends = ends
-        self._until_ms: dict[tuple[int, int], int] = {}  # a repeat of that copy changes nothing
+        # By group and position of a copy, until when a repeat changes nothing, in log time.
+        self._until_ms: dict[tuple[int, int], int] = {}
 
     def read(self, position: int) -> tuple[TopicConfig, StoredMessage]:
         """The message of a user's topic whose confirmed record is at that position.  Raises
@@ -94,7 +108,7 @@ class SendBack:
         """Append the timer of the next attempt."""
         self._store.guard.check_write()
         target = self._registry.internal_topic(topics.pull_retry_topic(group.name))
-        if self._is_repeat(group, returned, delay_ms):
+        if self._is_repeat(group, returned):
             return
         entry = PutEntry(
             MessageType.DELAY,
@@ -106,7 +120,9 @@ class SendBack:
         )
         stamp = self._store.stamp()
         due_ms = self._timers.due_ms(entry)
-        self._timers.put(target.id, 0, entry, due_ms, stamp)
+        position = returned.position or None
+        self._timers.put(target.id, 0, entry, due_ms, stamp, sent_back=position)
+        self._remember(group.id, returned.position, stamp.log_ms + delay_ms)
         self._count(group, returned, dead=False)
 
     def dead_letter(self, group: SubscriptionGroup, returned: ReturnedMessage) -> None:
@@ -114,14 +130,14 @@ class SendBack:
         self._store.guard.check_write()
         if topics.has_dead_letters(returned.topic.name):
             return
-        if self._is_repeat(group, returned, DEAD_REMEMBERED_MS):
+        if self._is_repeat(group, returned):
             return
         target = self._registry.internal_topic(topics.dlq_topic(group.name))
         stamp = self._store.stamp()
-        # No check point: what has the epoch and the sequence 0 ends no delivery.
+        # No check point: what has the epoch 0 ends no delivery.
         token = RevivalToken(
             dead=True,
-            ends=EndedDelivery(epoch=0, sequence=0, member=0),
+            ends=EndedDelivery(epoch=0, sequence=returned.position, member=0),
             topic_id=returned.topic.id,
             queue_id=returned.queue_id,
             queue_offset=returned.queue_offset,
@@ -137,21 +153,47 @@ class SendBack:
             attempt=min(returned.attempt, MAX_ATTEMPT),
             stamp=stamp,
         )
+        self._remember(group.id, returned.position, stamp.log_ms + DEAD_REMEMBERED_MS)
         self._count(group, returned, dead=True)
 
-    def _is_repeat(self, group: SubscriptionGroup, returned: ReturnedMessage, ms: int) -> bool:
+    def apply_retry(self, topic_id: int, position: int, due_ms: int, header: Header) -> None:
+        """The record of a retry, from the log."""
+        until_ms = header.log_ms + due_ms - header.wall_ms
+        self._remember(self._group_of(topic_id), position, until_ms)
+
+    def apply_dead_letter(self, position: int, header: Header) -> None:
+        """The record of a dead letter, from the log."""
+        until_ms = header.log_ms + DEAD_REMEMBERED_MS
+        self._remember(self._group_of(header.topic_id), position, until_ms)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        rows = (_ROW.pack(*copy, until_ms) for copy, until_ms in self._until_ms.items())
+        return iter([(b"".join(rows), 0)])
+
+    def restore(self, content: bytes) -> None:
+        for group_id, position, until_ms in _ROW.iter_unpack(content):
+            self._remember(group_id, position, until_ms)
+
+    def _is_repeat(self, group: SubscriptionGroup, returned: ReturnedMessage) -> bool:
         """Whether that copy was sent back before and waits: its client got no answer, or two
-        clients have it.  If not, it is remembered for so long."""
-        place = (group.id, returned.position)
-        now_ms = self._store.stamp().log_ms
-        if returned.position and now_ms < self._until_ms.get(place, 0):
-            return True
-        if returned.position:
-            self._until_ms.pop(place, None)
-            self._until_ms[place] = now_ms + ms
-            if len(self._until_ms) > REMEMBERED:
-                del self._until_ms[next(iter(self._until_ms))]
-        return False
+        clients have it."""
+        until_ms = self._until_ms.get((group.id, returned.position), 0)
+        return self._store.stamp().log_ms < until_ms
+
+    def _remember(self, group_id: int, position: int, until_ms: int) -> None:
+        if not (group_id and position):  # a group that is gone, a client's own send
+            return
+        self._until_ms.pop((group_id, position), None)
+        self._until_ms[group_id, position] = until_ms
+        if len(self._until_ms) > REMEMBERED:
+            del self._until_ms[next(iter(self._until_ms))]
+
+    def _group_of(self, topic_id: int) -> int:
+        """The group whose retries or dead letters a topic has; 0 when it is gone."""
+        topic = self._registry.topic_by_id(topic_id)
+        name = topics.split_group_topic(topic.name)[0] if topic else ""
+        group = self._registry.find_group(name)
+        return group.id if group else 0
 
     def _count(self, group: SubscriptionGroup, returned: ReturnedMessage, *, dead: bool) -> None:
         pair = (group.name, returned.topic.name)

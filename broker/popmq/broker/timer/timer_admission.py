@@ -70,7 +70,14 @@ class TimerAdmission:
             )
 
     def put(
-        self, topic_id: int, queue_id: int, entry: PutEntry, due_ms: int, stamp: Stamp | None = None
+        self,
+        topic_id: int,
+        queue_id: int,
+        entry: PutEntry,
+        due_ms: int,
+        stamp: Stamp | None = None,
+        *,
+        sent_back: int | None = None,
     ) -> Timer:
         """Store the timer; its `due_ms` may be later than asked where it may be spread.
 
@@ -80,7 +87,7 @@ class TimerAdmission:
             self._check_late()
         if self._settings.slot_limit:
             due_ms = self._with_room(topic_id, due_ms, entry)
-        token = TimerToken(topic_id, queue_id, entry.tag_hash)
+        token = TimerToken(topic_id, queue_id, entry.tag_hash, sent_back=sent_back)
         timer = self._queue.append(entry.head, entry.properties, due_ms, token, stamp)
         self._state.stored(topic_id)
         return timer

@@ -161,7 +161,8 @@ class RevivalToken:
 
     The record *is* the revival: whoever applies it marks that member of that check point as
     done, so a revival is written once whatever crashes.
-    A dead letter that a pull consumer sent back ends no delivery: epoch and sequence are 0.
+    A dead letter that a pull consumer sent back ends no delivery: the epoch is 0, the sequence
+    the position of the copy's record, or 0 (it was a client's own send, or an older popmq's).
     """
 
     SIZE = _TOKEN_2.size
@@ -176,7 +177,7 @@ class RevivalToken:
 
     @property
     def is_sent_back(self) -> bool:
-        return self.dead and isinstance(self.ends, EndedDelivery) and self.ends[:2] == (0, 0)
+        return self.dead and isinstance(self.ends, EndedDelivery) and self.ends.epoch == 0
 
     def encode(self) -> bytes:
         ends, member, named = self.ends, 0, self.ends or (0, 0)

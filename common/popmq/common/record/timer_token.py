@@ -15,7 +15,7 @@ RECOUNT_VERSION = 5
 _TIMER = struct.Struct(">BBHIIIQQQ")
 _FIRING = struct.Struct(">BBHIQQQQ")
 _RECOUNT = struct.Struct(">BBHIQ")
-_MOVED, _REPLACES, _WAITS_LATE, _TAKEN = 1, 2, 4, 8
+_MOVED, _REPLACES, _WAITS_LATE, _TAKEN, _SENT_BACK = 1, 2, 4, 8, 16
 _LATE = 1
 # The upper bit of a timer record's tag hash, which is its due time otherwise: a moved body.
 MOVED_BIT = 1 << 63
@@ -35,12 +35,13 @@ class TimerToken(NamedTuple):
     """Of a record in the timer queue: where the message goes, and which timer it is.
 
         0  version u8 = 3 | 1 flags u8: 1 moved, 2 replaces another timer, 4 moved and late,
-                            8 taken over from a broker group that is drained
+                            8 taken over from a broker group that is drained,
+                            16 a copy that a pull consumer sent back
         2  reserved u16
         4  topic_id u32 | 8 queue_id u32 | 12 reserved u32      where it is delivered
         16 tag_hash u64    of the message, whose own field holds the due time
         24 other u64       moved: the identity; replaces: the other timer's identity; taken: the
-                           number of the move
+                           number of the move; sent back: the position of that copy's record
         32 other_due u64   replaces: when the other timer was due; taken: the origin, that is
                            the life of a master, which the move is of
 
@@ -54,10 +55,13 @@ class TimerToken(NamedTuple):
     replaces: tuple[int, int] | None = None  # due time and identity
     late: bool = False  # moved out of the index of late timers
     taken: tuple[int, int] | None = None  # origin, and number of the move
+    sent_back: int | None = None  # position of the copy
 
     def encode(self) -> bytes:
         flags = _MOVED if self.moved_from is not None else 0
-        other_due, other = self.replaces or self.taken or (0, self.moved_from or 0)
+        named = self.moved_from or self.sent_back or 0
+        other_due, other = self.replaces or self.taken or (0, named)
+        flags |= _SENT_BACK if self.sent_back is not None else 0
         flags |= _TAKEN if self.taken else 0
         flags |= _REPLACES if self.replaces else 0
         flags |= _WAITS_LATE if self.late else 0
@@ -78,7 +82,7 @@ class TimerToken(NamedTuple):
         """struct.error for another number of bytes."""
         _, flags, _, topic, queue, _, tag_hash, other, other_due = _TIMER.unpack(data)
         if not flags:  # nearly all, and each that fires is decoded
-            return tuple.__new__(cls, (topic, queue, tag_hash, None, None, False, None))
+            return tuple.__new__(cls, (topic, queue, tag_hash, None, None, False, None, None))
         return cls(
             topic,
             queue,
@@ -87,6 +91,7 @@ class TimerToken(NamedTuple):
             (other_due, other) if flags & _REPLACES else None,
             bool(flags & _WAITS_LATE),
             (other_due, other) if flags & _TAKEN else None,
+            other if flags & _SENT_BACK else None,
         )
 
 

@@ -18,20 +18,34 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from popmq.common.quantities import KIB, MIB
+from popmq.proxy.remoting.request_codes import RequestCode
 
 MAX_FRAME_BYTES = 16 * MIB  # RocketMQ's clients and servers drop a connection with a longer one
 MAX_HEADER_BYTES = 256 * KIB  # the properties of a message are at most 32,767 bytes of it
 MAX_FIELDS = 256
 VERSION = 513  # 5.5.0; a Java client with an SQL filter refuses anything below 232
+_FIRST_RELEASE, _LAST_RELEASE = 194, 611  # 3.9.1-SNAPSHOT and 5.9.9; before, places are left out
 RESPONSE, ONE_WAY = 1, 2  # bits of the flag
 # Codes above 16 bits, by what a binary header leaves of them.
-_LONG_CODES = {code & 0xFFFF: code for code in (200050, 200051, 200053, 200054, 200055, 200151)}
+_LONG_CODES = {code & 0xFFFF: code for code in RequestCode if code > 0xFFFF}
 _LANGUAGES = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP",
     "OMS", "RUST", "NODE_JS",
 )  # fmt: skip
 _FIXED = struct.Struct(">hBhii")
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
+
+
+def release(version: int) -> str:
+    """The release that a header's version stands for, as 4.9.8; the number where none is known.
+
+    RocketMQ counts them, each with its snapshot before it, up to 9 in the last two places.
+    """
+    if not _FIRST_RELEASE <= version <= _LAST_RELEASE:
+        return str(version)
+    places = 391 + (version - _FIRST_RELEASE) // 2
+    name = ".".join(str(places))
+    return f"{name}-SNAPSHOT" if version % 2 == 0 else name
 
 
 class BadFrame(Exception):

@@ -1,6 +1,6 @@
 """Which handler serves which request code; the one place where a request meets its `Rpc`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from popmq.proxy.remoting.pulling import Offsets, Pulls
 from popmq.proxy.remoting.queries import Queries
 from popmq.proxy.remoting.replies import Replies
 from popmq.proxy.remoting.request import Request, refuse
-from popmq.proxy.remoting.request_codes import RequestCode
+from popmq.proxy.remoting.request_codes import RequestCode, why_refused
 from popmq.proxy.remoting.result_codes import ResultCode
 from popmq.proxy.remoting.returns import Returns
 from popmq.proxy.remoting.routes import Addresses, TopicRoutes
@@ -155,9 +155,9 @@ class RemotingService:
         return RemotingConnection(opening, self._limits, self._dispatch, now_ms, broker_group)
 
     @property
-    def codes(self) -> frozenset[int]:
-        """The request codes that are served."""
-        return frozenset(self._served)
+    def handlers(self) -> Mapping[RequestCode, Handler]:
+        """What serves which request code (docs/reference/remoting.md)."""
+        return {RequestCode(code): served.handler for code, served in self._served.items()}
 
     def _serve(
         self, code: RequestCode, handler: Handler, timeout_ms: int | None = CLIENT_TIMEOUT_MS
@@ -171,8 +171,7 @@ class RemotingService:
         command = call.command
         served = self._served.get(command.code)
         if served is None:
-            why = f"popmq does not serve request code {command.code} (docs/concepts/remoting.md)"
-            call.answer(ResultCode.NOT_SUPPORTED, why)
+            call.answer(ResultCode.NOT_SUPPORTED, why_refused(command.code))
             return
         call.timeout_ms = served.timeout_ms
         if connection.client_id:

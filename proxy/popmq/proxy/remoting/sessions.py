@@ -18,7 +18,7 @@ from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.messaging.client_directory import ClientDirectory, add_group, printable
 from popmq.proxy.remoting.clients import Clients
 from popmq.proxy.remoting.connection import RemotingConnection
-from popmq.proxy.remoting.frames import ONE_WAY, Command
+from popmq.proxy.remoting.frames import ONE_WAY, Command, release
 from popmq.proxy.remoting.members import GroupMembership
 from popmq.proxy.remoting.producers import Producers
 from popmq.proxy.remoting.request import Request, json_bytes
@@ -174,7 +174,7 @@ def _described(
     client = ConnectedClient(
         client_id=client_id,
         language=printable(command.language),
-        version=str(command.version),
+        version=release(command.version),
         protocol="remoting",
         kind=", ".join(kinds),
     )
