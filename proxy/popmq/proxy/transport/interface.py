@@ -69,7 +69,8 @@ class Call(Protocol):
         ...
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        """`callback` runs once if the client cancels, times out or disconnects before `finish`."""
+        """`callback` runs once if the client cancels, times out or disconnects before `finish`; at
+        once if it did."""
         ...
 
     def on_unread(self, callback: Callable[[], None]) -> None:
