@@ -197,7 +197,7 @@ def test_what_a_client_may_leave_out_or_write_out_is_ordinary(system: bytes) -> 
                 *(scalar(QUEUE, 1) * 2, chunk(TAG, b"a") * 2, chunk(GROUP, b"g") * 2),
                 *(scalar(PRIORITY, 1), chunk(99, b"x"), chunk(GROUP, b"g" * 128), b"\x92"),
                 *(chunk(STORE, b"host"), chunk(GROUP, b" "), chunk(KEY, b" "), b"\x9a\x01\0"),
-                *(chunk(BORN, b"\x18\1"), b"\xb0\x01"),
+                *(chunk(BORN, b"\x18\1"), b"\xb0\x01", chunk(KEY, b"k")[:-1]),
             )
         ),
         written(b""),
