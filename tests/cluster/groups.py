@@ -4,6 +4,7 @@ One seed is one run. The cluster is `popmq.testing.groups_world`, its proxies ar
 
     cd tests && ../.venv/bin/python -m cluster.groups --seed 7 --trace
     cd tests && ../.venv/bin/python -m cluster.groups --seeds 50     # and what was allowed
+    cd tests && ../.venv/bin/python -m cluster.groups --lanes off    # each call by itself
 """
 
 import asyncio
@@ -170,8 +171,8 @@ class SimAccess:
 class GroupsRun:
     """Faults under the load of the nemesis; then all heals and consumers finish what is left."""
 
-    def __init__(self, seed: int) -> None:
-        world = self.world = GroupsWorld(seed)
+    def __init__(self, seed: int, *, lanes: bool = True) -> None:
+        world = self.world = GroupsWorld(seed, lanes=lanes)
         rng = self.rng = world.rng
         self.ops: list[Op] = []
         self.verdict = Verdict()
@@ -228,8 +229,14 @@ class GroupsRun:
         for violation in violations:
             world.trace_line(str(violation))
         result = SeedResult(world.seed, violations, world.trace, world.tally)
-        result.replay = REPLAY
+        result.replay = REPLAY if world.settings.lean.lanes else f"{REPLAY} --lanes off"
         return result
+
+    @property
+    def calls_by_path(self) -> Counter[tuple[str, str]]:
+        """Of the methods that have lanes, by what served them."""
+        nodes = self.world.proxy_nodes
+        return sum((node.calls_by_path for node in nodes), Counter[tuple[str, str]]())
 
     def _run(self) -> None:
         world = self.world
@@ -337,14 +344,16 @@ def run_groups_seed(seed: int) -> SeedResult:
 
 def main(arguments: list[str]) -> int:
     parser = seed_options("cluster.groups", seeds=20)
+    parser.add_argument("--lanes", choices=("on", "off"), default="on", help="of the proxies")
     chosen = parser.parse_args(arguments)
-    allowed, operations = Counter[str](), Counter[str]()
+    allowed, operations, served = Counter[str](), Counter[str](), Counter[str]()
 
     def run(seed: int) -> SeedResult:
-        one_run = GroupsRun(seed)
+        one_run = GroupsRun(seed, lanes=chosen.lanes == "on")
         result = one_run.run()
         allowed.update(one_run.verdict.allowed)
         operations.update(one_run.verdict.operations)
+        served.update(f"{method} {path}" for method, path in one_run.calls_by_path.elements())
         return result
 
     status = run_command(chosen, run, StateCounts(GroupsSometimes, NetSometimes))
@@ -352,6 +361,8 @@ def main(arguments: list[str]) -> int:
         print(f"allowed: {what}: {allowed[what]:,}")
     for what, count in sorted(operations.items()):
         print(f"calls: {what}: {count:,}")
+    for what, count in sorted(served.items()):
+        print(f"served: {what}: {count:,}")
     return status
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 from e2e import delay_scenario
+from e2e.lane_share import check_that_calls_take_their_lane
 from e2e.official import (
     Scenario,
     check_that_connections_may_end,
@@ -52,6 +53,12 @@ def test_delivery_times_and_recall_with_the_java_client(tmp_path: Path, speaks: 
     with Cluster(tmp_path, proxies=2) as cluster:
         late_ms = delay_scenario.run(cluster, launch_java(speaks), tmp_path)
     print(f"\nofficial Java client, {speaks}, lateness of delays in ms: {sorted(late_ms)}")
+
+
+@pytest.mark.parametrize("speaks", ["tls", "plain"])
+def test_the_calls_of_the_java_client_take_their_lane(tmp_path: Path, speaks: Speaks) -> None:
+    name = f"official Java client, {speaks}"
+    check_that_calls_take_their_lane(launch_java(speaks), tmp_path, name)
 
 
 def test_the_java_client_loses_nothing_while_its_connections_reach_their_age(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from e2e import delay_scenario
+from e2e.lane_share import check_that_calls_take_their_lane
 from e2e.many import Many
 from e2e.official import (
     OfficialClient,
@@ -57,6 +58,14 @@ def test_delivery_times_and_recall_with_the_node_client(tmp_path: Path) -> None:
     with Cluster(tmp_path, proxies=2) as cluster:
         late_ms = delay_scenario.run(cluster, launch_node, tmp_path)
     print(f"\nofficial Node client, lateness of delays in ms: {sorted(late_ms)}")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("transport", ["lean"])  # the one that has lanes
+@pytest.mark.timeout(420)
+def test_the_calls_of_the_node_client_take_their_lane(tmp_path: Path, transport: str) -> None:
+    ensure_node_client()
+    check_that_calls_take_their_lane(launch_node, tmp_path, "official Node client")
 
 
 @pytest.mark.alone

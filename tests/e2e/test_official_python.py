@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from e2e import delay_scenario
+from e2e.lane_share import check_that_calls_take_their_lane
 from e2e.official import PYTHON_MS_PER_MIB, Scenario, check_that_connections_may_end, launch_python
 from e2e.payloads import PYTHON_MAX_BODY
 from e2e.processes import Cluster
@@ -48,6 +49,12 @@ def test_delivery_times_and_recall_with_the_python_client(tmp_path: Path) -> Non
     with Cluster(tmp_path, proxies=2) as cluster:
         late_ms = delay_scenario.run(cluster, launch_python, tmp_path)
     print(f"\nofficial Python client, lateness of delays in ms: {sorted(late_ms)}")
+
+
+@pytest.mark.parametrize("transport", ["lean"])  # the one that has lanes
+@pytest.mark.timeout(180)
+def test_the_calls_of_the_python_client_take_their_lane(tmp_path: Path, transport: str) -> None:
+    check_that_calls_take_their_lane(launch_python, tmp_path, "official Python client")
 
 
 @pytest.mark.heavy

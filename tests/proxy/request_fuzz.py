@@ -26,7 +26,8 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from hpack import Decoder, Encoder
-from proxy.lane_world import GROUP, TOPICS, Server
+from proxy.lane_client import GROUP, TOPICS
+from proxy.lane_world import Server
 from proxy.lean.peer import END, WHOLE, decoded, request_headers
 from proxy.lean.test_fuzz import mutated
 

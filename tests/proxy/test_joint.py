@@ -162,7 +162,6 @@ def test_a_frame_is_waited_for_as_long_as_its_first_deadline_lets_it(scene: Scen
 def test_what_is_too_long_for_one_frame_is_more_than_one(scene: Scene) -> None:
     for number in range(5):
         scene.send(str(number), body=b"x" * (4 << 20))
-    assert scene.frames() == [["0", "1", "2"]]
     scene.turn.end()
     assert scene.frames() == [["0", "1", "2"], ["3", "4"]]
 

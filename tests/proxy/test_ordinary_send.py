@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from proxy.send_requests import NOW_MS, ordinary, request, spoil
 
 from popmq.common.errors import PopmqError
 from popmq.common.record.message import tag_hash
@@ -12,29 +13,29 @@ from popmq.common.settings.settings import MessageSettings, TimerSettings
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.lanes.ordinary_send import OrdinaryMessage, read_ordinary
+from popmq.proxy.lanes.ordinary_send import _TAGS, REMEMBERED, OrdinaryMessage, read_ordinary
 from popmq.proxy.messaging.delay import NO_DELAY, delay_of
 from popmq.proxy.rpc.convert import sent_messages
 from popmq.proxy.rpc.validate import check_message, check_stored_size, check_type
+from popmq.proxy.rpc.wire_scan import chunk, scalar
 
 LIMITS = MessageSettings(max_body_bytes=2_000, max_properties=4, max_properties_bytes=600)
-NOW_MS = 1_700_000_000_123
 SENDER = sender_hash("me@1")
 PEER = "10.0.0.9:999"
 ANY = TopicConfig(1, "orders", type=MessageType.MIXED)
 
 
-def read(data: bytes, limits: MessageSettings = LIMITS) -> OrdinaryMessage | None:
+def read(data: bytes, limits: MessageSettings = LIMITS, peer: str = PEER) -> OrdinaryMessage | None:
     """As it stands between other bytes, which may be anything."""
     before, behind = b"\x0a\x04", b"\x0a\x04\0\0\0\0" + data
     try:
         data, end = before + data + behind, 2 + len(data)
-        return read_ordinary(data, 2, end, limits, sender=SENDER, peer=PEER, now_ms=NOW_MS)
+        return read_ordinary(data, 2, end, limits, sender=SENDER, peer=peer, now_ms=NOW_MS)
     except (IndexError, ValueError, PopmqError):
         return None
 
 
-def on_the_general_path(data: bytes) -> OrdinaryMessage | None:
+def on_the_general_path(data: bytes, peer: str = PEER) -> OrdinaryMessage | None:
     """What the full handler would store of a plain message; None if it refuses it or more is to
     be said of it."""
     try:
@@ -45,7 +46,7 @@ def on_the_general_path(data: bytes) -> OrdinaryMessage | None:
         kind = check_type(facts, ANY)
         if delay_of(facts, TimerSettings(), now_ms=NOW_MS) is not NO_DELAY:
             return None
-        head, properties = sent.slices(kind, sender=SENDER, peer=PEER, now_ms=NOW_MS)
+        head, properties = sent.slices(kind, sender=SENDER, peer=peer, now_ms=NOW_MS)
         check_stored_size(len(head) + len(properties), LIMITS)
     except (PopmqError, ValueError):
         return None
@@ -60,12 +61,12 @@ def on_the_general_path(data: bytes) -> OrdinaryMessage | None:
     )
 
 
-def check_alike(data: bytes) -> bool:
+def check_alike(data: bytes, peer: str = PEER) -> bool:
     """Whether it is read as ordinary; then both must agree."""
-    plain = read(data)
+    plain = read(data, peer=peer)
     if plain is None:
         return False
-    full = on_the_general_path(data)
+    full = on_the_general_path(data, peer)
     assert full is not None, "the general path has something to say"
     if full.properties != plain.properties:  # only what the general path wrote anew
         short = pb.SystemProperties.FromString(plain.properties)
@@ -74,93 +75,6 @@ def check_alike(data: bytes) -> bool:
         plain = plain._replace(properties=full.properties)
     assert plain == full
     return True
-
-
-def request(message: pb.Message) -> bytes:
-    return service.SendMessageRequest(messages=[message]).SerializeToString()
-
-
-def ordinary(chance: random.Random) -> pb.Message:
-    """As the official clients write it."""
-    message = pb.Message(topic=pb.Resource(name=chance.choice(("orders", "a-b_c", "T" * 100))))
-    message.body = chance.randbytes(chance.choice((1, 100, 127, 128, 1_024)))
-    for number in range(chance.randrange(4)):
-        message.user_properties[f"key {number}"] = chance.choice(("", "red", "\u8272", "a\u200bb"))
-    system = message.system_properties
-    system.message_id = f"01{chance.getrandbits(128):032X}"
-    system.message_type = pb.MessageType.NORMAL
-    for expected in chance.sample(("tag", "keys", "host", "born", "encoding", "queue", "trace"), 5):
-        if expected == "tag":
-            system.tag = chance.choice(("a", "\u00fcber", ""))
-        elif expected == "keys":
-            system.keys.extend(chance.sample(("k", "\u043a", "order 7"), 2))
-        elif expected == "host":
-            system.born_host = "host-7"
-        elif expected == "born":
-            system.born_timestamp.seconds = NOW_MS // 1000 + chance.randrange(-5, 5)
-            system.born_timestamp.nanos = chance.randrange(1_000_000_000)
-        elif expected == "encoding":
-            system.body_encoding = chance.choice((pb.Encoding.IDENTITY, pb.Encoding.GZIP))
-        elif expected == "queue":
-            system.queue_id = chance.randrange(16)
-        else:
-            system.trace_context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    if chance.random() < 0.3:
-        system.message_group = chance.choice(("g", "gr\u00fcn", "g" * 63))
-        system.message_type = chance.choice((pb.MessageType.FIFO, pb.MessageType.NORMAL))
-    if chance.random() < 0.2:
-        system.priority = 0
-    return message
-
-
-def spoil(message: pb.Message, chance: random.Random) -> None:
-    """Something unusual or wrong, at any place."""
-    system = message.system_properties
-    long = "x" * chance.choice((64, 127, 128, 256, 700))
-    match chance.randrange(20):
-        case 0:
-            message.topic.name = chance.choice(("", " ", "%RETRY%g", "a b", "T" * 128))
-        case 1:
-            message.topic.resource_namespace = "n"
-        case 2:
-            message.body = b"x" * chance.choice((0, 2_000, 2_001))
-        case 3:
-            message.user_properties[chance.choice(("KEYS", "a\nb", long, "TIMER_SPREAD_MS"))] = "1"
-        case 4:
-            message.user_properties["k"] = chance.choice(("a\0b", long, "\x9f", "\u2028"))
-        case 5:
-            message.user_properties[chance.choice(("TIMER_DELAY_MS", "TIMER_DELAY_SEC"))] = "7"
-        case 6:
-            for number in range(chance.choice((4, 5))):
-                message.user_properties[f"more {number}"] = ""
-        case 7:
-            system.message_id = chance.choice(("", " ", "\u3000", long))
-        case 8:
-            system.tag = chance.choice((" ", "a|b", "a\tb", " a", "a\u3000", "*", long))
-        case 9:
-            system.keys.append(chance.choice(("", " ", "a\nb", long)))
-        case 10:
-            system.message_group = chance.choice((" ", "g\n", long, "\u00fc" * 32))
-        case 11:
-            system.delivery_timestamp.FromMilliseconds(NOW_MS + 5_000)
-        case 12:
-            system.message_type = pb.MessageType.ValueType(chance.choice((0, 3, 4, 5, 6, 9)))
-        case 13:
-            system.receipt_handle = "mine"
-        case 14:
-            system.store_host = "mine"
-        case 15:
-            system.body_digest.checksum = "mine"
-        case 16:
-            system.priority = 1
-        case 17:
-            system.lite_topic = "lite"
-        case 18:
-            born = system.born_timestamp
-            born.seconds = chance.choice((-5, 1 << 34, 1 << 35, 253_402_300_800, 1 << 55, 1))
-            born.nanos = chance.choice((-7, 0, 999_999_999, 1_000_000_000, 2_000_000_000))
-        case _:
-            system.orphaned_transaction_recovery_duration.seconds = 5
 
 
 def test_what_official_clients_send_every_day_is_ordinary() -> None:
@@ -229,3 +143,91 @@ def test_properties_of_more_than_the_limit_go_on_the_general_path() -> None:
     data = request(message)
     assert read(data, replace(LIMITS, max_properties_bytes=299)) is None
     assert read(data, replace(LIMITS, max_properties_bytes=700)) is not None
+
+
+_P = pb.SystemProperties
+TAG, KEY, ID, ENCODING, TYPE, BORN, HOST, STORE, QUEUE, GROUP, TRACE, PRIORITY = (
+    *(_P.TAG_FIELD_NUMBER, _P.KEYS_FIELD_NUMBER, _P.MESSAGE_ID_FIELD_NUMBER),
+    *(_P.BODY_ENCODING_FIELD_NUMBER, _P.MESSAGE_TYPE_FIELD_NUMBER),
+    *(_P.BORN_TIMESTAMP_FIELD_NUMBER, _P.BORN_HOST_FIELD_NUMBER, _P.STORE_HOST_FIELD_NUMBER),
+    *(_P.QUEUE_ID_FIELD_NUMBER, _P.MESSAGE_GROUP_FIELD_NUMBER, _P.TRACE_CONTEXT_FIELD_NUMBER),
+    _P.PRIORITY_FIELD_NUMBER,
+)
+NAMED, BODY = chunk(1, chunk(2, b"orders")), chunk(4, b"x")
+HAS_ID = chunk(ID, b"m1")
+COMPLETE = (
+    HAS_ID + scalar(TYPE, 1) + scalar(ENCODING, 1) + chunk(BORN, scalar(1, 1)) + chunk(HOST, b"h")
+)
+
+
+def written(system: bytes, *, named: bytes = NAMED, body: bytes = BODY) -> bytes:
+    """A request as bytes, of which no library would write some."""
+    return chunk(1, named + chunk(3, system) + body)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        COMPLETE,
+        HAS_ID,
+        COMPLETE + chunk(KEY, b"k") * 3,
+        HAS_ID + scalar(TYPE, 0),
+        HAS_ID + scalar(ENCODING, 0),
+        HAS_ID + chunk(HOST, b""),
+        HAS_ID + chunk(BORN, b""),
+        HAS_ID + scalar(QUEUE, 3),
+        HAS_ID + chunk(GROUP, b"g"),
+        HAS_ID + scalar(PRIORITY, 0),
+        HAS_ID + chunk(TRACE, b"trace"),
+        HAS_ID + chunk(TAG, b""),
+    ],
+)
+def test_what_a_client_may_leave_out_or_write_out_is_ordinary(system: bytes) -> None:
+    assert check_alike(written(system))
+    assert check_alike(written(system), peer="")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            written(COMPLETE + again)
+            for again in (
+                *(HAS_ID, scalar(TYPE, 1), scalar(ENCODING, 1), chunk(BORN, b""), chunk(HOST, b"")),
+                *(scalar(QUEUE, 1) * 2, chunk(TAG, b"a") * 2, chunk(GROUP, b"g") * 2),
+                *(scalar(PRIORITY, 1), chunk(99, b"x"), chunk(GROUP, b"g" * 128), b"\x92"),
+                *(chunk(STORE, b"host"), chunk(GROUP, b" "), chunk(KEY, b" "), b"\x9a\x01\0"),
+                *(chunk(BORN, b"\x18\1"), b"\xb0\x01", chunk(KEY, b"k")[:-1]),
+            )
+        ),
+        written(b""),
+        written(COMPLETE, named=NAMED * 2),
+        written(COMPLETE, body=BODY * 2),
+        written(COMPLETE, named=chunk(1, chunk(1, b"n"))),
+        written(COMPLETE, named=chunk(1, chunk(2, b"orders") + scalar(3, 1))),
+        written(COMPLETE, named=b""),
+        written(COMPLETE, body=b""),
+        chunk(1, NAMED + BODY),
+        chunk(1, NAMED + chunk(3, COMPLETE) * 2 + BODY),
+        chunk(2, NAMED + chunk(3, COMPLETE) + BODY),
+        written(COMPLETE) + b"\0",
+        written(COMPLETE)[:-1],
+        b"\x0a" + b"\x80" * 11 + NAMED,
+        written(COMPLETE, body=BODY + chunk(2, scalar(1, 1) + chunk(2, b"x"))),
+        written(COMPLETE, body=BODY + chunk(2, chunk(1, b"k") + chunk(3, b"x"))),
+        written(COMPLETE, body=BODY + chunk(2, chunk(1, b"k") + chunk(2, b"x") + b"\0")),
+    ],
+)
+def test_what_no_library_writes_goes_on_the_general_path(data: bytes) -> None:
+    assert not check_alike(data)
+
+
+def test_what_was_found_good_is_remembered_within_a_bound() -> None:
+    for number in range(REMEMBERED + 10):
+        message = pb.Message(topic=pb.Resource(name="orders"), body=b"x")
+        message.system_properties.message_id = "m"
+        message.system_properties.tag = f"tag {number}"
+        read_message = read(request(message))
+        assert read_message is not None
+        assert read_message.tag_hash == tag_hash(f"tag {number}")
+    assert len(_TAGS) <= REMEMBERED

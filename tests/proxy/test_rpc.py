@@ -22,6 +22,7 @@ class LiveCall(OneByOne):
         self.metadata: dict[str, str] = {}
         self.sent: list[bytes] = []
         self.gone_callbacks: list[Callable[[], None]] = []
+        self.gone = False
 
     encrypted = False
 
@@ -35,7 +36,15 @@ class LiveCall(OneByOne):
         self.gone_callbacks.clear()
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        self.gone_callbacks.append(callback)
+        if self.gone:
+            callback()
+        else:
+            self.gone_callbacks.append(callback)
+
+    def leave(self) -> None:
+        self.gone = True
+        for callback in self.gone_callbacks:
+            callback()
 
     def on_unread(self, callback: Callable[[], None]) -> None: ...
 
@@ -89,6 +98,19 @@ def test_a_client_that_goes_away_ends_every_question_and_is_told_to_each_callbac
     call.gone_callbacks[0]()
     assert connected == ["first", "second"]
     assert broker.cancelled == [1, 2]
+
+
+def test_what_is_asked_for_a_client_that_is_gone_is_given_up_at_once() -> None:
+    broker = WaitingPort()
+    call = LiveCall()
+    rpc = Rpc(call, b"", ProxyMetrics())
+    connected: list[str] = []
+    rpc.on_cancelled(lambda: connected.append("first"))
+    call.leave()
+    rpc.on_cancelled(lambda: connected.append("second"))
+    rpc.send_request(broker, Kind.PUT, b"", 1_000, lambda answer: connected.append("answer"))
+    assert connected == ["first", "second"]
+    assert broker.cancelled == [1]
 
 
 def test_a_client_id_with_a_control_character_is_refused(bench: Any, make_call: Any) -> None:

@@ -15,6 +15,7 @@ from e2e.raw_client import ApiClient, NoAnswer, Received, Refused
 INVISIBLE_MS = (4_000, 8_000, 15_000)
 KEYS = 6
 PAUSE_S = 0.05
+BURSTS = (1, 1, 1, 4)  # of messages that are sent at once
 PACES = {"few": 5}  # how much slower a topic gets its messages
 TOPICS = {
     "orders": "normal",
@@ -161,41 +162,56 @@ class Workload:
     # -- producers
 
     async def _send(self, topic: str, clients: list[ApiClient]) -> None:
-        """One message after the other, so that the numbers of a key are its order."""
+        """One message after the other, so that the numbers of a key are its order; several at once
+        where there is no order."""
         count, numbers = 0, defaultdict[str, int](int)
+        kind = TOPICS[topic]
         while self.sending:
-            count += 1
-            key = f"k{self._rng.randrange(KEYS)}" if TOPICS[topic] == "fifo" else ""
-            numbers[key] += 1
-            begun = self._wall_ms()
-            due_ms = (
-                begun + self._rng.choice((500, 3_000, 9_000, 13_000))
-                if topic == "later" and self._delays
-                else 0
-            )
-            message_id = f"{topic}-{count}"
-            body = hashlib.sha256(message_id.encode()).digest() * self._rng.choice((1, 8, 64))
-            client, handle, outcome = self._rng.choice(clients), "", "ok"
-            if TOPICS[topic] == "transaction":
-                await self._transaction(client, topic, message_id, body)
-                continue
-            try:
-                handle = await client.send(topic, message_id, body, key=key, due_ms=due_ms)
-            except NoAnswer:
-                outcome = "unknown"
-            self._history.add(
-                "send",
-                begun,
-                topic=topic,
-                id=message_id,
-                key=key,
-                number=numbers[key],
-                due_ms=due_ms,
-                outcome=outcome,
-            )
-            if handle and self._rng.random() < 0.1:
-                await self._recall(client, topic, message_id, handle)
-            await asyncio.sleep(PAUSE_S * PACES.get(topic, 1))
+            client = self._rng.choice(clients)
+            async with asyncio.TaskGroup() as burst:
+                for _ in range(self._rng.choice(BURSTS) if kind == "normal" else 1):
+                    count += 1
+                    message_id = f"{topic}-{count}"
+                    body = hashlib.sha256(message_id.encode()).digest() * self._rng.choice(
+                        (1, 8, 64)
+                    )
+                    if kind == "transaction":
+                        burst.create_task(self._transaction(client, topic, message_id, body))
+                        continue
+                    key = f"k{self._rng.randrange(KEYS)}" if kind == "fifo" else ""
+                    numbers[key] += 1
+                    burst.create_task(
+                        self._send_one(client, topic, message_id, body, key, numbers[key])
+                    )
+            if kind != "transaction":
+                await asyncio.sleep(PAUSE_S * PACES.get(topic, 1))
+
+    async def _send_one(
+        self, client: ApiClient, topic: str, message_id: str, body: bytes, key: str, number: int
+    ) -> None:
+        begun = self._wall_ms()
+        due_ms = (
+            begun + self._rng.choice((500, 3_000, 9_000, 13_000))
+            if topic == "later" and self._delays
+            else 0
+        )
+        handle, outcome = "", "ok"
+        try:
+            handle = await client.send(topic, message_id, body, key=key, due_ms=due_ms)
+        except NoAnswer:
+            outcome = "unknown"
+        self._history.add(
+            "send",
+            begun,
+            topic=topic,
+            id=message_id,
+            key=key,
+            number=number,
+            due_ms=due_ms,
+            outcome=outcome,
+        )
+        if handle and self._rng.random() < 0.1:
+            await self._recall(client, topic, message_id, handle)
 
     async def _transaction(
         self, client: ApiClient, topic: str, message_id: str, body: bytes
@@ -285,8 +301,14 @@ class Workload:
 
     async def _consume(self, group: str, topic: str, client: ApiClient) -> None:
         while not self.draining:
-            for message in await self._receive(group, topic, client, limit=8):
-                await self._settle(group, topic, client, message)
+            received = await self._receive(group, topic, client, limit=8)
+            if "fifo" in GROUPS[group][1]:
+                for message in received:
+                    await self._settle(group, topic, client, message)
+                continue
+            async with asyncio.TaskGroup() as together:
+                for message in received:
+                    together.create_task(self._settle(group, topic, client, message))
 
     async def _receive(
         self, group: str, topic: str, client: ApiClient, *, limit: int

@@ -37,6 +37,18 @@ def test_a_connection_with_too_many_requests_in_progress_is_busy_until_one_ends(
     assert len(peer.calls) == LIMIT + 1
 
 
+def test_who_asks_behind_the_end_of_a_connection_hears_at_once_that_its_client_is_gone() -> None:
+    peer = Peer()
+    peer.send(2)
+    gone, finished = peer.calls
+    finished.finish()
+    peer.connection.lost()
+    ended: list[str] = []
+    gone.on_cancelled(lambda: ended.append("gone"))
+    finished.on_cancelled(lambda: ended.append("finished"))
+    assert ended == ["gone"]
+
+
 def test_a_flood_of_one_way_requests_is_in_progress_up_to_the_limit_and_gets_no_answers() -> None:
     peer = Peer()
     assert peer.send(10_000, flag=ONE_WAY) == []

@@ -46,7 +46,8 @@ class RequestBatcher(Generic[R]):
         self._expects = False  # `_ask_all` will run
         # Brings what else was gathered in the turn, before brokers are asked.
         self.on_turn_end: Callable[[], None] = lambda: None
-        self._open: dict[tuple[int, bytes, bytes], _Joint[R]] = {}
+        self._joints: list[_Joint[R]] = []  # of this turn
+        self._open: dict[tuple[int, bytes, bytes], _Joint[R]] = {}  # that may take more
 
     def add(
         self,
@@ -66,16 +67,11 @@ class RequestBatcher(Generic[R]):
         key = id(port), head, tail
         size = sum(map(len, parts))
         joint = self._open.get(key)
-        if joint is not None and not joint.takes(len(parts), size, timeout_ms, self.max_parts):
-            del self._open[key]
-            self._ask(joint)
-            joint = None
-        if joint is None:
+        if joint is None or not joint.takes(len(parts), size, timeout_ms, self.max_parts):
             joint = self._open[key] = _Joint(port, head, tail, timeout_ms)
-            joint.add(member, parts, size, timeout_ms, then)
-            self.expect()
-        else:
-            joint.add(member, parts, size, timeout_ms, then)
+            self._joints.append(joint)
+        joint.add(member, parts, size, timeout_ms, then)
+        self.expect()
 
     def expect(self) -> None:
         """Parts come before the end of this turn."""
@@ -88,8 +84,9 @@ class RequestBatcher(Generic[R]):
             self.on_turn_end()
         finally:
             self._expects = False
-        joints, self._open = self._open, {}
-        for joint in joints.values():
+        joints, self._joints = self._joints, []
+        self._open.clear()
+        for joint in joints:
             self._ask(joint)
 
     def _ask(self, joint: "_Joint[R]") -> None:

@@ -76,11 +76,11 @@ class LaneGroup(Generic[K, R]):
         self._left = 0  # of `_calls`, those of which some are not cancelled
         self._on_cancelled: Callable[[], None] | None = None
 
-    def calls_of(self, run: LaneRun, now_ms: int) -> LaneCalls:
+    def calls_of(self, run: LaneRun) -> LaneCalls:
         """Where the next call of the run belongs."""
         if run is not self._run:
             self._run = run
-            self._calls.append(run.new_calls(now_ms))
+            self._calls.append(run.new_calls())
             self._starts.append(len(self.entries))
         return self._calls[-1]
 
@@ -107,7 +107,8 @@ class LaneGroup(Generic[K, R]):
 
     def _cancelled(self) -> None:
         self._left -= 1
-        if self._left == 0 and self._on_cancelled is not None:
+        if self._left == 0:
+            assert self._on_cancelled is not None, "it waits for this"
             self._on_cancelled()
 
     def run(self, step: Callable[..., None], *arguments: object) -> None:
@@ -139,7 +140,7 @@ class SingleCall:
         self.peer = rpc.call.peer
         self.client_id = rpc.client_id
 
-    def new_calls(self, now_ms: int) -> "SingleCall":
+    def new_calls(self) -> "SingleCall":
         return self
 
     def request(self, index: int) -> bytes:
@@ -189,15 +190,15 @@ class CallLane(Generic[K, R]):
 
     @property
     def is_open(self) -> bool:
-        """With users every call is checked by itself."""
-        return self._enabled and not self._access.active
+        """With users every call is checked by itself.  A transport asks where lanes are enabled."""
+        return not self._access.active
 
     def start(self, rpc: Rpc) -> None:
         """Serve a call by itself."""
         if self._enabled:
             self._send_on("lane")  # what came before goes before
             call = SingleCall(rpc)
-            taken = self.take(call, 0, len(rpc.data), rpc.call.remaining_ms(), 0)
+            taken = self.take(call, 0, len(rpc.data), rpc.call.remaining_ms())
             self._send_on("single")
             if taken is not None:
                 return
@@ -208,9 +209,7 @@ class CallLane(Generic[K, R]):
         client_id = metadata.get("x-mq-client-id", "").strip()
         return client_id if client_id.isprintable() and not metadata.get(NAMESPACE) else ""
 
-    def take(
-        self, run: LaneRun, start: int, stop: int, timeout_ms: int | None, now_ms: int
-    ) -> LaneCalls | None:
+    def take(self, run: LaneRun, start: int, stop: int, timeout_ms: int | None) -> LaneCalls | None:
         left_ms = BROKER_TIMEOUT_MS
         if timeout_ms is not None and timeout_ms < BROKER_TIMEOUT_MS + REPLY_RESERVE_MS:
             left_ms = timeout_ms - REPLY_RESERVE_MS
@@ -225,12 +224,12 @@ class CallLane(Generic[K, R]):
         way, entry, kept = ordinary
         group = self._groups.get(way)
         if group is None or not self._takes(group, left_ms):
+            self._batcher.expect()  # which may end the turn at once
             group = self._groups[way] = LaneGroup(self, way, left_ms, self._metrics.now_s())
             self._taken.append(group)
-            self._batcher.expect()
         elif left_ms < group.least_ms:
             group.least_ms = left_ms
-        calls = group.calls_of(run, now_ms)
+        calls = group.calls_of(run)
         group.entries.append(entry)
         group.kept.append(kept)
         return calls

@@ -259,7 +259,7 @@ def _hash_of_tag(raw: bytes) -> int:
 
 def _group(raw: bytes) -> str:
     group = raw.decode()
-    if group and (group.isspace() or len(raw) >= MESSAGE_GROUP_LIMIT or CONTROL.search(group)):
+    if group.isspace() or len(raw) >= MESSAGE_GROUP_LIMIT or CONTROL.search(group):
         raise ValueError("not a message group")
     return group
 

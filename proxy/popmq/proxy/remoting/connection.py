@@ -190,7 +190,15 @@ class RemotingCall(OneByOne):
     """Implements `Call`: what a handler sends is a whole frame; nothing leaves for a one-way
     request."""
 
-    __slots__ = ("_began_ms", "_connection", "_gone", "_over", "command", "timeout_ms")
+    __slots__ = (
+        "_began_ms",
+        "_connection",
+        "_gone",
+        "_is_gone",
+        "_over",
+        "command",
+        "timeout_ms",
+    )
 
     def __init__(self, connection: RemotingConnection, command: Command) -> None:
         self.command = command
@@ -199,6 +207,7 @@ class RemotingCall(OneByOne):
         self._began_ms = connection.now_ms
         self._over = False
         self._gone: list[Callable[[], None]] = []
+        self._is_gone = False
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -241,10 +250,13 @@ class RemotingCall(OneByOne):
         when its invisible time is over."""
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        self._gone.append(callback)
+        if self._is_gone:
+            callback()
+        else:
+            self._gone.append(callback)
 
     def client_gone(self) -> None:
         if not self._over:
-            self._over = True
+            self._over = self._is_gone = True
             for callback in self._gone:
                 callback()

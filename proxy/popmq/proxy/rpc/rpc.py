@@ -128,7 +128,7 @@ class Rpc:
             self._hear_gone()
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        """`callback` runs if the client goes away before the reply."""
+        """`callback` runs if the client goes away before the reply, at once if it is gone."""
         if self._when_gone is None:
             self._when_gone = []
         self._when_gone.append(callback)
@@ -151,7 +151,9 @@ class Rpc:
             self.call.on_cancelled(self._gone)
 
     def _gone(self) -> None:
-        for callback in self._when_gone or ():
+        self._hears_gone = False  # what begins from now on hears of it at once
+        callbacks, self._when_gone = self._when_gone, None
+        for callback in callbacks or ():
             callback()
         self.cancel_requests()
 

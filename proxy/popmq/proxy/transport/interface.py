@@ -69,7 +69,8 @@ class Call(Protocol):
         ...
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        """`callback` runs once if the client cancels, times out or disconnects before `finish`."""
+        """`callback` runs once if the client cancels, times out or disconnects before `finish`; at
+        once if it did."""
         ...
 
     def on_unread(self, callback: Callable[[], None]) -> None:
@@ -162,7 +163,7 @@ class LaneRun(Protocol):
     @property
     def peer(self) -> str: ...
 
-    def new_calls(self, now_ms: int) -> LaneCalls: ...
+    def new_calls(self) -> LaneCalls: ...
 
 
 class Lane(Protocol):
@@ -182,9 +183,7 @@ class Lane(Protocol):
         """Calls of that client came."""
         ...
 
-    def take(
-        self, run: LaneRun, start: int, stop: int, timeout_ms: int | None, now_ms: int
-    ) -> LaneCalls | None:
+    def take(self, run: LaneRun, start: int, stop: int, timeout_ms: int | None) -> LaneCalls | None:
         """The calls to which the one with the message run.data[start:stop] was added, as the last;
         None: it is not ordinary.  `timeout_ms` is what its client gives it, if it does."""
         ...

@@ -1,10 +1,12 @@
 """A proxy of a simulated cluster: the product's `Proxy` over simulated ports.
 
 What the process shell does is done here: routes are followed, and calls of clients arrive as
-bytes. A proxy that dies answers nothing any more; what was under way ends for its clients.
+bytes. Ordinary calls that arrive together go to their lanes, as those of one connection do. A proxy
+that dies answers nothing any more; what was under way ends for its clients.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 
@@ -16,6 +18,8 @@ from popmq.proxy.transport.interface import GrpcStatus, Method, OneByOne
 from popmq.testing.cluster_world.port import SimPort
 from popmq.testing.cluster_world.sim_network import SimNet
 from popmq.testing.groups_world.sim_loop import LoopHost
+
+READ_MS = 5  # a busy process finds what arrived meanwhile in one look at its sockets
 
 
 class CallFailed(Exception):
@@ -46,6 +50,8 @@ class ProxyNode:
         self._calls: dict[int, SimCall] = {}
         self._number = 0
         self._methods: dict[str, Method] = {}
+        self._arrivals: list[Arrival] = []
+        self.calls_by_path: Counter[tuple[str, str]] = Counter()  # of all its processes
 
     def start(self) -> None:
         self.host.boot()
@@ -84,9 +90,18 @@ class ProxyNode:
     def _arrived(self, number: int, method: str, call: "SimCall", request: bytes) -> None:
         if number not in self._calls:  # of an earlier process, or given up
             return
-        start = self._methods[method].start
-        assert start is not None
-        start(call, request)
+        if not self._arrivals:
+            self.host.after(READ_MS, self._serve)
+        self._arrivals.append((self._methods[method], call, request))
+
+    def _serve(self) -> None:
+        """All that arrived meanwhile, in its order: as `lean/lanes.py` does."""
+        arrivals, self._arrivals = self._arrivals, []
+        run = SimRun()
+        for method, call, request in arrivals:
+            if not (self._settings.lean.lanes and run.takes(method, call, request)):
+                assert method.start is not None
+                method.start(call, request)
 
     def _boot(self) -> None:
         host, net = self.host, self._net
@@ -101,14 +116,84 @@ class ProxyNode:
             proxy.lites.resend_to(broker_group)
 
         routed = RoutedBrokers(controllers, open_port, clock, resend)
+        self._arrivals = []
         turn = LoopIteration()
         proxy: Proxy = Proxy(self._settings, routed, clock, controllers, turn.call_at_end)
+        proxy.metrics.calls_by_path = self.calls_by_path
         proxy.listening_on(host.name, 8081)
         self._methods = {method.path.rpartition("/")[2]: method for method in proxy.methods()}
         routed.start()
         proxy.access.start()
         proxy.clients.start()
         proxy.checks.start()
+
+
+Arrival = tuple[Method, "SimCall", bytes]
+
+
+class SimRun:
+    """What arrived together, for lanes; implements LaneRun."""
+
+    peer = ""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.client_id = ""
+
+    def takes(self, method: Method, call: "SimCall", request: bytes) -> bool:
+        lane = method.lane
+        if lane is None or not lane.is_open:
+            return False
+        self.client_id = lane.client_of(call.metadata)
+        if not self.client_id:
+            return False
+        lane.on_client(self.client_id, call)
+        self.data, self.peer = request, call.peer
+        calls = lane.take(self, 0, len(request), call.remaining_ms())
+        if calls is None:
+            return False
+        assert isinstance(calls, SimCalls)
+        calls.add(call, request)
+        return True
+
+    def new_calls(self) -> "SimCalls":
+        return SimCalls()
+
+
+class SimCalls:
+    """Calls that a lane took together; implements LaneCalls."""
+
+    def __init__(self) -> None:
+        self._calls: list[SimCall] = []
+        self._requests: list[bytes] = []
+        self._answered: set[int] = set()
+        self._gone = 0
+
+    def add(self, call: "SimCall", request: bytes) -> None:
+        self._calls.append(call)
+        self._requests.append(request)
+
+    def request(self, index: int) -> bytes:
+        return self._requests[index]
+
+    def call(self, index: int) -> "SimCall | None":
+        return self._calls[index] if index not in self._answered else None
+
+    def answer(self, answers: Sequence[bytes]) -> None:
+        for index, message in enumerate(answers):
+            if message:
+                self._answered.add(index)
+                self._calls[index].send(message)
+                self._calls[index].finish()
+
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
+        def one_gone() -> None:
+            self._gone += 1
+            if self._gone == len(self._calls):
+                callback()
+
+        for call in self._calls:
+            call.on_cancelled(one_gone)
 
 
 class SimCall(OneByOne):
@@ -133,6 +218,7 @@ class SimCall(OneByOne):
         self._why = ""  # it broke off
         self._over = False  # for the client
         self._finished = False  # for the server
+        self._gone = False  # the server knows it
         self._cancelled: list[Callable[[], None]] = []
         self._unread: list[Callable[[], None]] = []
         self._frames: list[bytes | None] = []
@@ -154,7 +240,10 @@ class SimCall(OneByOne):
         self._carry(None)
 
     def on_cancelled(self, callback: Callable[[], None]) -> None:
-        self._cancelled.append(callback)
+        if self._gone:
+            callback()
+        else:
+            self._cancelled.append(callback)
 
     def on_unread(self, callback: Callable[[], None]) -> None:
         self._unread.append(callback)
@@ -197,11 +286,16 @@ class SimCall(OneByOne):
         self._why = why
         self._end()
         self._parts.put_nowait(None)
-        callbacks = self._unread if self._finished else self._cancelled
-        for callback in callbacks:
-            self._net.carry(
-                self._client.name, self._server.name, partial(self._server.post, callback)
-            )
+        left = partial(self._server.post, self._left)
+        self._net.carry(self._client.name, self._server.name, left)
+
+    def _left(self) -> None:
+        """The server hears that its client is gone."""
+        if self._gone:
+            return
+        self._gone = not self._finished
+        for callback in self._unread if self._finished else self._cancelled:
+            callback()
 
     def _end(self) -> None:
         self._over = True

@@ -13,6 +13,7 @@ from functools import partial
 from popmq.broker.ha.role import BrokerRole
 from popmq.broker.meta.registry import Registry
 from popmq.common.protocol.group_record import GroupRecord
+from popmq.common.settings.lean_settings import LeanSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import (
     GroupSettings,
@@ -52,9 +53,12 @@ _SHAPES = ((2, 2), (2, 3), (3, 1), (3, 2), (2, 1))
 
 
 class GroupsWorld:
-    """`violations` are of the brokers: broken invariants and what ended a process."""
+    """`violations` are of the brokers: broken invariants and what ended a process.
 
-    def __init__(self, seed: int) -> None:
+    `lanes`: the proxies serve ordinary calls in lanes (docs/concepts/transport.md).
+    """
+
+    def __init__(self, seed: int, *, lanes: bool = True) -> None:
         rng = self.rng = random.Random(f"groups {seed}")
         self.seed = seed
         self.trace: list[str] = []
@@ -83,7 +87,7 @@ class GroupsWorld:
         self._far_ms = rng.sample(_FAR_MS, len(_FAR_MS))  # of the first, second and third replica
         groups, self.replicas = rng.choice(_SHAPES)
         self.names = [f"group-{letter}" for letter in "abc"[:groups]]
-        self.settings = _settings(rng, self.replicas)
+        self.settings = replace(_settings(rng, self.replicas), lean=LeanSettings(lanes=lanes))
         self.client = LoopHost(CLIENT, self.time, HostClock(self.time), self.client_failed)
         self.controllers = [self._controller(f"x{number}") for number in range(2)]
         self.brokers = [

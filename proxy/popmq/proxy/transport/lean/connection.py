@@ -149,7 +149,7 @@ class LeanConnection:
             reader.add(data)
             while not self.closing:
                 try:
-                    if lanes is not None and reader.begins_call:
+                    if lanes is not None and (reader.begins_call or lanes.waits):
                         lanes.run(reader, now_ms)
                     frame = reader.next()
                     if frame is None:
@@ -328,7 +328,7 @@ class LeanConnection:
 
     @property
     def _open_calls(self) -> int:
-        return len(self.streams) + (len(self._lanes.open) if self._lanes is not None else 0)
+        return len(self.streams) + (self._lanes.calls if self._lanes is not None else 0)
 
     @property
     def takes_calls(self) -> bool:

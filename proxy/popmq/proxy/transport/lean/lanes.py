@@ -1,12 +1,13 @@
 """Ordinary unary calls of one read of a connection, taken together, without a stream for each.
 
-A run is made of HEADERS and DATA that ends the stream, for methods that have a lane.  Clients that
-use nghttp2 send the HEADERS of several calls before their DATA; gRPC's C core puts WINDOW_UPDATE of
-the stream between them, and of the connection behind them.  What differs from that in one byte ends
-the run and takes the general path.  A call that a lane took is a number
-in `open` until its answer leaves.  As soon as anything but its answer happens to it (a reset, a
-window, SETTINGS, a tick of the clock, the end of the connection), it becomes a `Stream`, and the
-general path goes on with it.
+A run is made of HEADERS and DATA that ends the stream, for methods that have a lane; HEADERS of
+other methods may stand between them.  Clients that use nghttp2 or Netty send the HEADERS of several
+calls before their DATA, and Netty perhaps in another packet, so such calls wait from one read to
+the next.  gRPC's C core puts WINDOW_UPDATE of the stream between them, and of the connection behind
+them.  What differs from that in one byte ends the run and takes the general path.  A call that a
+lane took is a number in `open` until its answer leaves.  As soon as anything but its answer happens
+to it (a reset, a window, SETTINGS, a tick of the clock, the end of the connection), it becomes a
+`Stream`, and the general path goes on with it.
 """
 
 import struct
@@ -25,6 +26,7 @@ from popmq.proxy.transport.lean.frames import (
     HEADERS,
     MAX_STREAM_ID,
     MAX_WINDOW,
+    PRIORITIZED,
     WINDOW_UPDATE,
     Http2FrameReader,
 )
@@ -35,6 +37,9 @@ from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX, PREFIX_BYTES
 from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
 
 LARGEST_BYTES = 64 * KIB  # of a frame; no limit of a message's size is lower
+_WITH_PRIORITY = END_HEADERS | PRIORITIZED
+PRIORITY_BYTES = 5
+_NO_PARENT = bytes(4)  # a stream that depends on itself is a fault
 _frame_at = struct.Struct(">HBBBI").unpack_from
 _prefix_at = MESSAGE_PREFIX.unpack_from
 
@@ -110,16 +115,27 @@ class Lanes:
         self._methods = methods
         self.open: dict[int, OpenCalls] = {}
         self._last: Begun | None = None  # of the last call with another head
-        # Of the run in progress: what was read, calls that have no DATA yet, by how much their
-        # windows were widened.
+        # Calls that have no DATA yet, with the time of their HEADERS, and by how much their windows
+        # were widened.  They are for the next run, which comes before any frame but DATA of others.
+        self._begun: dict[int, tuple[Begun, int]] = {}
+        self._widened: dict[int, int] = {}
+        # Of the run in progress, what was read.
         self.data = b""
         self.client_id = ""
-        self._begun: dict[int, Begun] = {}
-        self._widened: dict[int, int] = {}
 
     @property
     def peer(self) -> str:
         return self._owner.peer
+
+    @property
+    def waits(self) -> bool:
+        """Whether what comes next is for `run` to see first."""
+        return bool(self._begun)
+
+    @property
+    def calls(self) -> int:
+        """How many are open here."""
+        return len(self.open) + len(self._begun)
 
     def run(self, reader: Http2FrameReader, now_ms: int) -> None:
         """Take the ordinary calls that begin where `reader` stands, up to what is none.
@@ -128,6 +144,7 @@ class Lanes:
         """
         owner = self._owner
         if not owner.takes_calls:
+            self._open_begun()
             return
         data, at = reader.data, reader.at
         end, limits, outbox = len(data), owner.limits, owner.outbox
@@ -135,7 +152,8 @@ class Lanes:
         largest = min(limits.max_frame_bytes, limits.stream_window_bytes, LARGEST_BYTES)
         window = left = owner.inbox.window
         begun, widened = self._begun, self._widened
-        self.data, taken = data, 0
+        self.data, taken, came = data, 0, 0
+        keeps = False
         last: Begun | None = None
         taker: Look | None = None
         try:
@@ -144,41 +162,58 @@ class Lanes:
                 size = high << 8 | low
                 stop = at + HEADER_BYTES + size
                 if stop > end or size > largest:
+                    keeps = stop > end
                     return
                 if kind == HEADERS:
+                    block = at + HEADER_BYTES
+                    if flags == _WITH_PRIORITY:
+                        if size < PRIORITY_BYTES or data[block : block + 4] != _NO_PARENT:
+                            return
+                        block += PRIORITY_BYTES
+                    elif flags != END_HEADERS:
+                        return
                     if (
-                        flags != END_HEADERS
-                        or not owner.last_id < stream_id <= MAX_STREAM_ID
+                        not owner.last_id < stream_id <= MAX_STREAM_ID
                         or not stream_id & 1
                         or taken + len(begun) >= room
                     ):
                         return
                     reader.at, owner.last_id = stop, stream_id
-                    head = owner.request_head(stream_id, data[at + HEADER_BYTES : stop])
+                    head = owner.request_head(stream_id, data[block:stop])
                     if last is None or head is not last.head:
-                        last = self._begin(head, last)
-                        if last is None:
-                            owner.open_stream(stream_id, False, head)
-                            return
-                    begun[stream_id] = last
+                        last = self._begin(head)
+                    if last is not None:
+                        begun[stream_id] = last, now_ms
+                        came += 1
+                    else:
+                        owner.open_stream(stream_id, False, head)
+                        room -= 1
                 elif kind == DATA:
                     call = begun.get(stream_id)
-                    if call is None or flags != END_STREAM or not PREFIX_BYTES <= size <= left:
+                    if call is None:  # of another method: those that wait go on waiting
+                        keeps = stream_id in owner.streams
+                        return
+                    if flags != END_STREAM or not PREFIX_BYTES <= size <= left:
                         return
                     start = at + HEADER_BYTES + PREFIX_BYTES
                     if _prefix_at(data, at + HEADER_BYTES) != (0, size - PREFIX_BYTES):
                         return
-                    of, head, timeout_ms = call
-                    if of is not taker:
-                        taker, self.client_id = of, of.client_id
+                    (of, head, timeout_ms), began_ms = call
                     assert of.lane is not None
-                    calls = of.lane.take(self, start, stop, timeout_ms, now_ms)
+                    if of is not taker:
+                        if not of.lane.is_open:
+                            return
+                        taker, self.client_id = of, of.client_id
+                        of.lane.on_client(of.client_id, of)
+                    if timeout_ms is not None:
+                        timeout_ms -= now_ms - began_ms
+                    calls = of.lane.take(self, start, stop, timeout_ms)
                     if calls is None:
                         return
                     assert isinstance(calls, OpenCalls)
                     more_window = widened.pop(stream_id, 0) if widened else 0
                     calls.ids.append(stream_id)
-                    calls.parts.append((head, data[start:stop], more_window))
+                    calls.parts.append((head, data[start:stop], more_window, began_ms))
                     self.open[stream_id] = calls
                     del begun[stream_id]
                     taken += 1
@@ -200,24 +235,30 @@ class Lanes:
                 else:
                     return
                 reader.at = at = stop
+            keeps = end - at < HEADER_BYTES
         finally:
-            self._end_run(window - left, taken)
+            self.data = b""
+            owner.inbox.window -= window - left
+            owner.counters.calls += came
+            owner.counters.streams += came
+            if not keeps:  # else the next read may have their DATA
+                self._open_begun()
 
-    def _end_run(self, content: int, taken: int) -> None:
+    def _open_begun(self) -> None:
         """Calls that were only begun go on as streams."""
         owner = self._owner
-        owner.inbox.window -= content
-        owner.counters.calls += taken
-        owner.counters.streams += taken
-        self.data = b""
-        for stream_id, call in self._begun.items():
+        for stream_id, (call, began_ms) in self._begun.items():
+            owner.counters.calls -= 1  # it is counted again
+            owner.counters.streams -= 1
             owner.open_stream(stream_id, False, call.head)
-            owner.streams[stream_id].window += self._widened.get(stream_id, 0)
+            stream = owner.streams[stream_id]
+            stream.window += self._widened.get(stream_id, 0)
+            _set_times(stream, call.head, began_ms)
         self._begun.clear()
         self._widened.clear()
 
-    def _begin(self, head: RequestHead, before: Begun | None) -> Begun | None:
-        """A call behind the call `before` of its run; None: it is not ordinary."""
+    def _begin(self, head: RequestHead) -> Begun | None:
+        """None: it is not ordinary."""
         call = self._last
         if call is None or head is not call.head:
             try:
@@ -231,16 +272,11 @@ class Lanes:
             else:
                 look = Look(head, self._methods.get(head.shape.path), self._owner.peer)
             call = self._last = Begun(look, head, timeout_ms)
-        look = call.look
-        lane = look.lane
-        if lane is None or not lane.is_open:
-            return None
-        if before is None or look is not before.look:
-            lane.on_client(look.client_id, look)
-        return call
+        lane = call.look.lane
+        return call if lane is not None and lane.is_open else None
 
-    def new_calls(self, now_ms: int) -> "OpenCalls":
-        return OpenCalls(self, self._owner, now_ms)
+    def new_calls(self) -> "OpenCalls":
+        return OpenCalls(self, self._owner)
 
     def method_of(self, head: RequestHead) -> Method:
         return self._methods[head.shape.path]
@@ -252,6 +288,7 @@ class Lanes:
 
     def leave_all(self) -> None:
         """Every open call goes on as a stream."""
+        self._open_begun()
         for stream_id in tuple(self.open):
             self.stream(stream_id)
 
@@ -263,21 +300,19 @@ class OpenCalls:
         "_cancelled",
         "_lanes",
         "_on_cancelled",
-        "_opened_ms",
         "_owner",
         "_streams",
         "ids",
         "parts",
     )
 
-    def __init__(self, lanes: Lanes, owner: LaneOwner, now_ms: int) -> None:
+    def __init__(self, lanes: Lanes, owner: LaneOwner) -> None:
         self._lanes = lanes
         self._owner = owner
-        self._opened_ms = now_ms
         self.ids: list[int] = []
-        # Head, message, which holds less than what was read, and by how much its client widened
-        # the stream's window.
-        self.parts: list[tuple[RequestHead, bytes, int]] = []
+        # Head, message, which holds less than what was read, by how much its client widened the
+        # stream's window, and when it began.
+        self.parts: list[tuple[RequestHead, bytes, int, int]] = []
         self._streams: dict[int, Stream] = {}  # of calls that the lane lost
         self._cancelled = 0
         self._on_cancelled: Callable[[], None] | None = None
@@ -310,14 +345,11 @@ class OpenCalls:
         self._owner.answered(done)
 
     def as_stream(self, stream_id: int) -> Stream:
-        head, _, more_window = self.parts[self.ids.index(stream_id)]
+        head, _, more_window, began_ms = self.parts[self.ids.index(stream_id)]
         stream = self._owner.new_stream(stream_id, head, self._lanes.method_of(head))
-        stream.opened_ms = self._opened_ms
         stream.remote_closed = True
         stream.window += more_window
-        timeout_ms = head.timeout_ms()
-        if timeout_ms is not None and timeout_ms <= MAX_REMAINING_MS:
-            stream.deadline_ms = self._opened_ms + timeout_ms
+        _set_times(stream, head, began_ms)
         stream.on_cancelled(self._one_cancelled)
         self._streams[stream_id] = stream
         return stream
@@ -326,3 +358,10 @@ class OpenCalls:
         self._cancelled += 1
         if self._cancelled == len(self.ids) and self._on_cancelled is not None:
             self._on_cancelled()
+
+
+def _set_times(stream: Stream, head: RequestHead, began_ms: int) -> None:
+    stream.opened_ms = began_ms
+    timeout_ms = head.timeout_ms()
+    if timeout_ms is not None and timeout_ms <= MAX_REMAINING_MS:
+        stream.deadline_ms = began_ms + timeout_ms
