@@ -224,7 +224,6 @@ class CallLane(Generic[K, R]):
         way, entry, kept = ordinary
         group = self._groups.get(way)
         if group is None or not self._takes(group, left_ms):
-            self._batcher.expect()  # which may end the turn at once
             group = self._groups[way] = LaneGroup(self, way, left_ms, self._metrics.now_s())
             self._taken.append(group)
         elif left_ms < group.least_ms:
@@ -233,6 +232,10 @@ class CallLane(Generic[K, R]):
         group.entries.append(entry)
         group.kept.append(kept)
         return calls
+
+    def end_run(self) -> None:
+        if self._taken:
+            self._batcher.expect()
 
     def _end_turn(self) -> None:
         self._send_on("lane")

@@ -123,7 +123,7 @@ class SendMessage:
         if not isinstance(result, PopmqError):
             batch.settle(0, result, broker)
             return
-        brokers = tuple(self._brokers.names())
+        brokers = tuple(self._brokers.names()) or (broker,)  # at least the one that refused it
         outcome = self._checked(0, sent[0], topic, brokers, rpc)
         if isinstance(outcome, PopmqError):
             batch.settle(0, outcome)

@@ -188,6 +188,10 @@ class Lane(Protocol):
         None: it is not ordinary.  `timeout_ms` is what its client gives it, if it does."""
         ...
 
+    def end_run(self) -> None:
+        """What was taken goes on at the end of the turn."""
+        ...
+
 
 class StreamListener(Protocol):
     """What a bidirectional handler hears from its client."""

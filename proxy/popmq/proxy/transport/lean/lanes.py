@@ -154,6 +154,7 @@ class Lanes:
         begun, widened = self._begun, self._widened
         self.data, taken, came = data, 0, 0
         keeps = False
+        used: list[Lane] = []
         last: Begun | None = None
         taker: Look | None = None
         try:
@@ -205,6 +206,8 @@ class Lanes:
                             return
                         taker, self.client_id = of, of.client_id
                         of.lane.on_client(of.client_id, of)
+                        if of.lane not in used:
+                            used.append(of.lane)
                     if timeout_ms is not None:
                         timeout_ms -= now_ms - began_ms
                     calls = of.lane.take(self, start, stop, timeout_ms)
@@ -241,6 +244,8 @@ class Lanes:
             owner.inbox.window -= window - left
             owner.counters.calls += came
             owner.counters.streams += came
+            for lane in used:
+                lane.end_run()
             if not keeps:  # else the next read may have their DATA
                 self._open_begun()
 
