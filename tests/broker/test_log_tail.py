@@ -21,7 +21,7 @@ def block(position: int, byte: int, size: int = 100) -> LogBlock:
 
 
 def log() -> CommitLog:
-    commit_log = CommitLog(LyingDisk(), "log", segment_bytes=1 << 20, tail_bytes=1 << 20)
+    commit_log = CommitLog(LyingDisk(), "log", segment_bytes=1 << 20, tail_bytes=4 << 20)
     commit_log.load()
     return commit_log
 
@@ -69,6 +69,17 @@ def test_whatever_is_appended_and_cut_the_tail_is_the_log() -> None:
             begins.append(len(content))
         result = tail.read(0, 1 << 20, 1 << 20)
         assert result == content
+
+
+def test_what_the_log_has_deleted_is_not_in_memory_any_more() -> None:
+    commit_log = log()
+    for at in range(0, 3 << 20, 1 << 18):
+        commit_log.append_block(block(at, 1, 1 << 18))
+    assert commit_log.tail is not None
+    units = [QueueUnit(at, 1 << 18, 0) for at in ((1 << 20) - (1 << 18), 1 << 20)]
+    assert [commit_log.tail.records([unit]) is None for unit in units] == [False, False]
+    commit_log.drop_before(1 << 20)
+    assert [commit_log.tail.records([unit]) is None for unit in units] == [True, False]
 
 
 def test_records_of_units_are_here_all_or_not_at_all() -> None:

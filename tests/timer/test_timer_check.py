@@ -21,12 +21,12 @@ from popmq.broker.timer import timer_count_audit as timer_check
 from popmq.common.record.timer_token import TimerRecount
 from popmq.common.topics import MessageType
 from popmq.testing.disk.lying_disk import LyingDisk
-from popmq.testing.harness.core_broker import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, WITHOUT_TAIL, CoreBroker
 
 
 @pytest.fixture
 def core() -> CoreBroker:
-    return core_with_topic()
+    return core_with_topic(settings=WITHOUT_TAIL)
 
 
 def topic_id(core: CoreBroker, name: str = "orders") -> int:
@@ -173,7 +173,7 @@ def test_a_timer_that_is_lost_during_a_count_is_counted_out(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_lost_timer_is_counted_out_of_its_topic(late: bool) -> None:
-    core = core_with_topic()
+    core = core_with_topic(settings=WITHOUT_TAIL)
     if late:
         send_all(core, {"first": HOUR})
         core.advance(HOUR)

@@ -13,7 +13,7 @@ from popmq.common.settings.settings import Settings, StoreSettings
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.disk.lying_disk import LyingDisk
-from popmq.testing.harness.core_broker import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, WITHOUT_TAIL, CoreBroker
 
 HOUR = 3_600_000
 
@@ -23,7 +23,7 @@ def core() -> CoreBroker:
     return core_with()
 
 
-def core_with(settings: Settings = SMALL) -> CoreBroker:
+def core_with(settings: Settings = WITHOUT_TAIL) -> CoreBroker:
     broker = CoreBroker(settings=settings)
     broker.topic("orders", queues=1, type=MessageType.MIXED)
     broker.group("g")

@@ -30,12 +30,12 @@ from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest,
 from popmq.common.settings.send_settings import DedupSettings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.harness.core_broker import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, WITHOUT_TAIL, CoreBroker
 
 
 @pytest.fixture
 def core() -> CoreBroker:
-    return core_with_topic()
+    return core_with_topic(settings=WITHOUT_TAIL)
 
 
 def test_a_recall_is_answered_when_it_survives_a_crash(core: CoreBroker) -> None:

@@ -202,6 +202,8 @@ class CommitLog:
 
     def drop_before(self, position: int) -> list[SegmentFile]:
         """The log starts at `position` from now on; returns the files to delete."""
+        if self.tail is not None:
+            self.tail.forget_before(position)
         return self._files.detach_before(position)
 
     def record_at(self, position: int) -> Header | None:

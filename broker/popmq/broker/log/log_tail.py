@@ -52,6 +52,12 @@ class LogTail:
             self._pieces[-1] = self._pieces[-1][: position - self._positions[-1]]
         self._bytes = sum(map(len, self._pieces))
 
+    def forget_before(self, position: int) -> None:
+        """The log begins there now."""
+        count = bisect_left(self._positions, position)
+        self._bytes -= sum(map(len, self._pieces[:count]))
+        del self._positions[:count], self._pieces[:count]
+
     def trim(self, durable: int) -> None:
         """Forget the oldest beyond the limit; what is not durable can be read nowhere else."""
         if self._bytes <= self._limit:
