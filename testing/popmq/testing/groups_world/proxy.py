@@ -154,6 +154,7 @@ class SimRun:
             return False
         assert isinstance(calls, SimCalls)
         calls.add(call, request)
+        lane.end_run()
         return True
 
     def new_calls(self) -> "SimCalls":
